@@ -1,0 +1,1 @@
+"""DeepSpeed-backed training of GPT- and BERT-style models."""

@@ -1,0 +1,33 @@
+"""One process of a `RankPool`: initialises the process group, then runs what it is sent."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import traceback
+
+import deepspeed.comm
+import torch
+
+from tests.support.ranks import connect
+
+
+def main() -> None:
+    """Serve until the pool closes the connection."""
+    host, port, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    connection = connect(host, port, rank)
+    deepspeed.comm.init_distributed("gloo", timeout=datetime.timedelta(seconds=120), verbose=False)
+    while True:
+        try:
+            function, args, kwargs = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((True, function(*args, **kwargs)))
+        except Exception:  # the pool raises it in the test's own process
+            connection.send((False, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    main()
