@@ -2,6 +2,7 @@
 
     LlmtrainError                exit status 1
     ├── ConfigError              2   something that the user wrote or named; holds all problems at once
+    │   └── HubUnreachableError  2   a hub name, and no way to the hub (`--dry-run` goes on without what it names)
     ├── DataError                1   a source failed while the run was reading it
     │   └── BadRecordError       1   one record cannot be used; names file, line or row, and the reason
     ├── CheckpointError          1   a checkpoint cannot be written, or none can be read
@@ -87,6 +88,10 @@ class ConfigError(LlmtrainError):
     def with_origins(self, origin_of: Callable[[str], str]) -> ConfigError:
         """The same error with the origin of each path filled in, by `origin_of(path)`, where it is missing."""
         return ConfigError([p if p.origin else replace(p, origin=origin_of(p.path)) for p in self.problems])
+
+
+class HubUnreachableError(ConfigError):
+    """Something is named by its name on the Hugging Face hub, is not in the local cache, and the hub is not reached."""
 
 
 class DataError(LlmtrainError):

@@ -1,0 +1,143 @@
+"""The held-out loss of one set: the sum of its token losses over its supervised tokens.
+
+The sum is over tokens, so it does not depend on how sequences fall into batches or onto ranks. Ranks agree before each
+batch whether any of them has one, because under ZeRO-3 a forward pass needs all ranks: one that has run out evaluates
+empty batches until the last is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from llmtrain.tracking.reports import EvalReport
+
+
+class EvalBatch(Protocol):
+    """One batch of one rank; empty where the rank has run out (`has_sequence` false, no supervised token)."""
+
+    @property
+    def batch(self) -> dict[str, torch.Tensor]: ...
+
+    @property
+    def has_sequence(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks know before a batch."""
+
+    any_sequence: bool
+    stop_requested: bool
+
+
+@dataclass(frozen=True)
+class SetLoss:
+    """The result over all ranks; `stopped` where a stop was requested before the set was through."""
+
+    loss: float
+    num_supervised_tokens: int
+    stopped: bool = False
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700.0 else math.inf
+
+
+def evaluate_set(
+    batches: Iterable[EvalBatch],
+    token_losses: Callable[[dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]],
+    *,
+    agree: Callable[[bool], Agreed],
+    sum_over_ranks: Callable[[list[float]], list[float]],
+    max_batches: int | None = None,
+) -> SetLoss:
+    """Evaluate one set.
+
+    Args:
+        batches: this rank's; goes on with empty ones for ever after its last.
+        token_losses: a batch to (sum of the token losses, number of supervised tokens), scalars.
+        agree: whether this rank has a sequence, to what all ranks know.
+        sum_over_ranks: adds up each figure over the ranks.
+        max_batches: stop after so many batches.
+    """
+    loss_sum, num_tokens = 0.0, 0.0
+    stopped = False
+    with torch.no_grad():
+        for index, rank_batch in enumerate(batches):
+            agreed = agree(rank_batch.has_sequence and index != max_batches)
+            stopped = agreed.stop_requested
+            if stopped or not agreed.any_sequence:
+                break
+            batch_sum, batch_tokens = token_losses(rank_batch.batch)
+            loss_sum += float(batch_sum)
+            num_tokens += float(batch_tokens)
+    loss_sum, num_tokens = sum_over_ranks([loss_sum, num_tokens])
+    loss = loss_sum / num_tokens if num_tokens else math.nan
+    return SetLoss(loss, int(num_tokens), stopped)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Every held-out set of a run, ready to be evaluated at any step.
+
+    `sets` maps a set's name ("" where there is one without a name) to a function that starts its batches anew.
+    """
+
+    module: torch.nn.Module
+    sets: Mapping[str, Callable[[], Iterable[EvalBatch]]]
+    token_losses: Callable[[dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]
+    agree: Callable[[bool], Agreed]
+    sum_over_ranks: Callable[[list[float]], list[float]]
+    max_batches: int | None = None
+
+    def run(self, step: int) -> list[EvalReport] | None:
+        """One report a set, or None where a stop was requested before all were through."""
+        reports = []
+        with evaluating(self.module):
+            for name, batches in self.sets.items():
+                result = evaluate_set(
+                    batches(),
+                    self.token_losses,
+                    agree=self.agree,
+                    sum_over_ranks=self.sum_over_ranks,
+                    max_batches=self.max_batches,
+                )
+                if result.stopped:
+                    return None
+                reports.append(
+                    EvalReport(
+                        step=step,
+                        eval_loss=result.loss,
+                        eval_perplexity=result.perplexity,
+                        num_supervised_tokens=result.num_supervised_tokens,
+                        eval_set=name or None,
+                    )
+                )
+        return reports
+
+
+def evaluating(module: torch.nn.Module) -> Any:
+    """A context in which `module` is in evaluation mode; the mode and torch's random state come back after it."""
+    return _Evaluating(module)
+
+
+class _Evaluating:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._was_training = module.training
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        self._random_state = torch.random.fork_rng(devices=devices)
+
+    def __enter__(self) -> None:
+        self._random_state.__enter__()
+        self._module.eval()
+
+    def __exit__(self, *exc: object) -> None:
+        self._module.train(self._was_training)
+        self._random_state.__exit__(*exc)

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Runs the tests; makes .venv first when it is missing. Arguments go to pytest: ./scripts/test.sh -m launch tests/integration
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/setup_venv.sh
+exec .venv/bin/python -m pytest "$@"
