@@ -1,15 +1,16 @@
 """The configuration of a run: every key with its default, its unit and its meaning.
 
-A run is one `Config`. `llmtrain.config.load` makes it from YAML files and overrides; nothing else reads the user's files.
-Names are Hugging Face's where the same idea has one there, and DeepSpeed's inside `deepspeed:`. The rules that tie
-several keys together are in `rules.py`; the rules of the `deepspeed:` block are in `deepspeed_keys.py`.
+A run is one `Config`. `load_config` makes it from YAML files and overrides; nothing else reads the user's files. Names
+are Hugging Face's where the same idea has one there, and DeepSpeed's inside `deepspeed:`. What a value may be is in
+`types.py`; the rules that tie several keys together are in `rules.py`, those of the `deepspeed:` block in
+`deepspeed_rules.py`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Tag, model_validator
 
 from llmtrain.config.types import (
     Bool,
@@ -20,7 +21,10 @@ from llmtrain.config.types import (
     PositiveFloat,
     PositiveInt,
     Str,
+    by_shape,
 )
+
+Tracker = Literal["wandb", "tensorboard", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio"]
 
 
 class Section(BaseModel):
@@ -35,7 +39,8 @@ class RunConfig(Section):
     name: Str = Field(
         "run",
         min_length=1,
-        description="Name of the run; its folder is <output_dir>/<name>. Default: the name of the first --config file without its ending.",
+        description="Name of the run; its folder is <output_dir>/<name>. Default: the name of the first --config "
+        "file without its ending.",
     )
     output_dir: Str = Field("runs", description="Folder that holds the run folders.")
     seed: NonNegativeInt = Field(
@@ -43,7 +48,8 @@ class RunConfig(Section):
     )
     deterministic: Bool = Field(
         False,
-        description="Use deterministic algorithms only; bitwise equal runs on one machine and world size, at some cost in speed.",
+        description="Use deterministic algorithms only; bitwise equal runs on one machine and world size, at some"
+        " cost in speed.",
     )
     resume_from_checkpoint: Str = Field(
         "none", description="none | auto (the newest complete checkpoint of this run) | the path of a checkpoint."
@@ -51,11 +57,13 @@ class RunConfig(Section):
     overwrite: Bool = Field(False, description="Delete what a run folder of the same name holds and start anew.")
     stop_at_step: PositiveInt | None = Field(
         None,
-        description="End after this optimizer step as a signal would: save a checkpoint and exit with 75. The schedule does not change.",
+        description="End after this optimizer step as a signal would: save a checkpoint and exit with 75. The "
+        "schedule does not change.",
     )
     time_limit: Str | None = Field(
         None,
-        description="Stop with a checkpoint and status 75 once the run has lasted this long, such as 30m or 23h50m or 1d2h.",
+        description="Stop with a checkpoint and status 75 once the run has lasted this long, such as 30m or "
+        "23h50m or 1d2h.",
     )
     expected_world_size: PositiveInt | None = Field(None, description="Refuse to start on any other number of ranks.")
 
@@ -71,7 +79,8 @@ class ModelConfig(Section):
     )
     architecture: Str | None = Field(
         None,
-        description="A transformers model type, from scratch, such as gpt2, llama, bert; its sizes are in config_overrides.",
+        description="A transformers model type, from scratch, such as gpt2, llama, bert; its sizes are in "
+        "config_overrides.",
     )
     name_or_path: Str | None = Field(None, description="A Hugging Face hub name or a folder saved by transformers.")
     init: Literal["scratch", "pretrained"] = Field(
@@ -107,13 +116,20 @@ class TokenizerConfig(Section):
 class SourceConfig(Section):
     """One source of documents, with the meanings of datasets.load_dataset."""
 
-    path: Str = Field(description="A hub dataset, or json | text | parquet | arrow | csv for files of one's own.")
+    path: Str = Field(
+        examples=["json"],
+        description="A hub dataset, or json | text | parquet | arrow | csv for files of one's own.",
+    )
     name: Str | None = Field(None, description="The dataset's configuration (subset).")
     split: Str = Field("train", description="The split to read.")
     revision: Str | None = Field(None, description="Commit, tag or branch of a hub dataset.")
-    data_files: Str | list[Str] | None = Field(
-        None, description="Paths or globs, for files of one's own. Relative to the working directory."
-    )
+    data_files: (
+        Annotated[
+            Annotated[Str, Tag("<scalar>")] | Annotated[list[Str], Tag("<list>")],
+            by_shape("a path or glob, or a list of them"),
+        ]
+        | None
+    ) = Field(None, description="Paths or globs, for files of one's own. Relative to the working directory.")
     text_column: Str = Field("text", description="The column that holds a document's text.")
     template: Str | None = Field(
         None, description="Text made from several columns, such as '{title}\\n{body}'; replaces text_column."
@@ -128,19 +144,31 @@ class PackingConfig(Section):
 
     isolate_documents: Bool = Field(
         True,
-        description="Attention does not cross document boundaries, positions restart, no token predicts the next document's first.",
+        description="Attention does not cross document boundaries, positions restart, no token predicts the next "
+        "document's first.",
     )
 
 
 class DataConfig(Section):
     """What is read, and how documents become sequences."""
 
-    train: list[SourceConfig] = Field(min_length=1, description="The training sources.")
-    eval: list[SourceConfig] | dict[str, list[SourceConfig]] | None = Field(
-        None, description="Held-out sources: a list, or names with a list each (one loss per name)."
+    train: list[SourceConfig] = Field(
+        min_length=1,
+        examples=[[{"path": "json", "data_files": "data/*.jsonl"}]],
+        description="The training sources.",
     )
+    eval: (
+        Annotated[
+            Annotated[list[SourceConfig], Tag("<list>")] | Annotated[dict[str, list[SourceConfig]], Tag("<map>")],
+            by_shape("a list of sources, or names with a list of sources each"),
+        ]
+        | None
+    ) = Field(None, description="Held-out sources: a list, or names with a list each (one loss per name).")
     seq_length: PositiveInt = Field(1024, description="Tokens per sequence.")
-    packing: Literal[False] | PackingConfig = Field(
+    packing: Annotated[
+        Annotated[Literal[False], Tag("<scalar>")] | Annotated[PackingConfig, Tag("<map>")],
+        by_shape("false, or the packing's keys"),
+    ] = Field(
         default_factory=PackingConfig,
         description="false: one document a sequence, padded (a longer one becomes several); or the packing's keys.",
     )
@@ -149,7 +177,8 @@ class DataConfig(Section):
     )
     num_lanes: PositiveInt | None = Field(
         None,
-        description="Logical data streams; divides global_batch_size, and the world size divides it. Default: global_batch_size up to 512, above that its largest divisor up to 512.",
+        description="Logical data streams; divides global_batch_size, and the world size divides it. Default: "
+        "global_batch_size up to 512, above that its largest divisor up to 512.",
     )
     on_bad_record: Literal["error", "skip"] = Field(
         "error", description="A record that cannot be read ends the run, or is skipped and counted."
@@ -162,12 +191,14 @@ class DataConfig(Section):
     )
     mlm_probability: Annotated[Float, Field(gt=0, lt=1)] = Field(
         0.15,
-        description="masked_lm: share of the tokens that are chosen for prediction (80 % masked, 10 % random, 10 % kept).",
+        description="masked_lm: share of the tokens that are chosen for prediction (80 % masked, 10 % random, 10 "
+        "% kept).",
     )
 
 
 class BatchConfig(Section):
-    """Sizes in sequences. global_batch_size = per_device_train_batch_size x gradient_accumulation_steps x world size."""
+    """Sizes in sequences. global_batch_size = per_device_train_batch_size x "
+    "gradient_accumulation_steps x world size."""
 
     global_batch_size: PositiveInt | None = Field(
         None, description="Sequences per optimizer step over all ranks; the knob that decides the training."
@@ -185,9 +216,10 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "lion", "muon"] = Field(
         "adamw",
-        description="adamw (fused on each device, DeepSpeed's CPUAdam under offload), lion, muon (hidden matrices; AdamW for the rest).",
+        description="adamw (fused on each device, DeepSpeed's CPUAdam under offload), lion, muon (hidden "
+        "matrices; AdamW for the rest).",
     )
-    learning_rate: PositiveFloat = Field(description="Peak learning rate.")
+    learning_rate: PositiveFloat = Field(examples=[3e-4], description="Peak learning rate.")
     weight_decay: NonNegativeFloat = Field(0.0, description="Decoupled weight decay of matrices and embeddings.")
     adam_beta1: Annotated[Float, Field(ge=0, lt=1)] = Field(
         0.9, description="Decay rate of the first moment (adamw, lion; momentum of muon is 0.95)."
@@ -200,7 +232,8 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """How long the run is and how the learning rate moves. The first end reached of max_steps, num_train_epochs, max_tokens ends it."""
+    """How long the run is and how the learning rate moves. The first end reached of max_steps, "
+    "num_train_epochs, max_tokens ends it."""
 
     lr_scheduler_type: Literal["constant", "linear", "cosine", "warmup_stable_decay", "inverse_sqrt"] = Field(
         "cosine", description="Shape of the learning rate after the warm-up."
@@ -214,10 +247,11 @@ class ScheduleConfig(Section):
     )
     decay_steps: PositiveFloat = Field(
         0.1,
-        description="warmup_stable_decay: length of the final decay, in steps (1 or more) or as a share of the run (below 1).",
+        description="warmup_stable_decay: length of the final decay, in steps (1 or more) or as a share of the "
+        "run (below 1).",
     )
     max_steps: PositiveInt | None = Field(None, description="Optimizer steps; epochs repeat until then.")
-    num_train_epochs: PositiveFloat | None = Field(None, description="Passes over the training data.")
+    num_train_epochs: PositiveInt | None = Field(None, description="Passes over the training data.")
     max_tokens: PositiveInt | None = Field(None, description="Tokens trained on (padding not counted).")
 
 
@@ -232,7 +266,8 @@ class EvalConfig(Section):
 
     eval_strategy: Literal["no", "steps", "epoch"] = Field(
         "no",
-        description="Default: steps where eval_steps is set, else no. The last step is always evaluated where data.eval is set and the strategy is not no.",
+        description="Default: steps where eval_steps is set, else no. The last step is always evaluated where "
+        "data.eval is set and the strategy is not no.",
     )
     eval_steps: PositiveInt | None = Field(None, description="Optimizer steps between evaluations.")
     per_device_eval_batch_size: PositiveInt = Field(
@@ -240,11 +275,13 @@ class EvalConfig(Section):
     )
     max_batches: PositiveInt | None = Field(
         None,
-        description="Evaluate only the first max_batches x per_device_eval_batch_size x world size sequences of each set.",
+        description="Evaluate only the first max_batches x per_device_eval_batch_size x world size sequences of "
+        "each set.",
     )
     metric_for_best_model: Str | None = Field(
         None,
-        description="eval_loss, or with several sets eval_<set>_loss; keeps that best checkpoint through retention. Default with early stopping: eval_loss (the first set's).",
+        description="eval_loss, or with several sets eval_<set>_loss; keeps that best checkpoint through "
+        "retention. Default with early stopping: eval_loss (the first set's).",
     )
     greater_is_better: Bool = Field(False, description="Whether a larger metric is the better one.")
     early_stopping_patience: PositiveInt | None = Field(
@@ -266,17 +303,17 @@ class CheckpointConfig(Section):
     save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
     save_total_limit: PositiveInt | None = Field(
         None,
-        description="Checkpoints to keep (the newest); the best, and the one resumed from, are kept besides. Default: all.",
+        description="Checkpoints to keep (the newest); the best, and the one resumed from, are kept besides. "
+        "Default: all.",
     )
 
 
 class TrackingConfig(Section):
     """Where the figures go, besides the console and metrics.jsonl, which are always written."""
 
-    report_to: list[
-        Literal["wandb", "tensorboard", "mlflow", "comet_ml", "aim", "clearml", "dvclive", "swanlab", "trackio"]
-    ] = Field(
-        default_factory=lambda: ["wandb"], description="W&B by its own SDK; the others through accelerate. [] for none."
+    report_to: list[Tracker] = Field(
+        default_factory=lambda: list[Tracker](["wandb"]),
+        description="W&B by its own SDK; the others through accelerate. [] for none.",
     )
     logging_steps: PositiveInt = Field(
         10, description="Optimizer steps between logged lines; the first and the last step are always logged."
@@ -311,12 +348,16 @@ class Config(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "bf16", description="Arithmetic of forward and backward; master weights and moments are fp32."
     )
-    kernels: Literal["auto", "off"] | KernelsConfig = Field(
+    kernels: Annotated[
+        Annotated[Literal["auto", "off"], Tag("<scalar>")] | Annotated[KernelsConfig, Tag("<map>")],
+        by_shape("auto, off, or a mapping"),
+    ] = Field(
         "auto", description="auto: every replacement that fits; off: the model as transformers has it; or one key each."
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
-        description="DeepSpeed's own keys (or the path of a ds_config JSON): zero_optimization and what llmtrain does not own.",
+        description="DeepSpeed's own keys (or the path of a ds_config JSON): zero_optimization and what llmtrain "
+        "does not own.",
     )
     eval: EvalConfig = Field(default_factory=lambda: EvalConfig())
     checkpoint: CheckpointConfig = Field(default_factory=lambda: CheckpointConfig())
