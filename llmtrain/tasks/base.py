@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from llmtrain.config.schema import Config
 from llmtrain.errors import Problem
 
 Model = Callable[..., Any]
@@ -88,5 +89,10 @@ class Task(Protocol):
     def loss(self, model: Model, batch: Batch) -> LossOutput:
         """Run the model on the batch, which is on the model's device."""
 
-    def problems(self, tokenizer: Any) -> list[Problem]:
+    @classmethod
+    def from_config(cls, config: Config, tokenizer: Any) -> Self:
+        """The task that a configuration describes."""
+
+    @staticmethod
+    def problems(config: Config, tokenizer: Any) -> list[Problem]:
         """What in the configuration and the tokenizer cannot work with this task."""
