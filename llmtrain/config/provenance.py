@@ -1,7 +1,7 @@
 """Where each value of a configuration comes from.
 
-A value's origin is a short text: `run.yaml:12`, `command line`, `ds_config.json`, or `default`. Paths are dotted, with list
-positions in brackets (`data.train[0].path`), as errors name them.
+A value's origin is a short text: `run.yaml:12`, `command line`, `ds_config.json`, or `default`. Paths are dotted, with
+list positions in brackets (`data.train[0].path`), as errors name them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Scalar types of the schema, with llmtrain's rules for what a YAML or command-line value may be.
 
 `Int` and `Float` accept numbers and quoted numbers (`"8"`, `"1e-4"`, `1e4` for an integer), and refuse booleans, NaN,
-infinities and leading zeros. `Bool` accepts `true` and `false` alone. `Str` accepts strings alone. What a number looks like
-is YAML 1.2's core schema without those exceptions; `yaml_loader` reads files by the same functions.
+infinities and leading zeros. `Bool` accepts `true` and `false` alone. `Str` accepts strings alone. What a number looks
+like is YAML 1.2's core schema without those exceptions; `yaml_loader` reads files by the same functions.
 """
 
 from __future__ import annotations

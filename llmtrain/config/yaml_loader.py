@@ -1,9 +1,9 @@
 """Read YAML as the 1.2 core schema, with the line of every key.
 
-`CoreLoader` is PyYAML's SafeLoader with the resolvers of YAML 1.2: `1e-4` is a number, `no`, `off` and `12:30` are text,
-true and false are the only booleans. Text with leading zeros, NaN and infinities stay text, so that a number field refuses
-them and a text field takes them as they are. PyYAML composes the nodes; this module turns them into plain values itself,
-because only so it knows both lines of a repeated key and the line of every value.
+`CoreLoader` is PyYAML's SafeLoader with the resolvers of YAML 1.2: `1e-4` is a number, `no`, `off` and `12:30` are
+text, true and false are the only booleans. Numbers with leading zeros, NaN and infinities stay text, so that a number
+field refuses them and a text field takes them as they are. PyYAML composes the nodes; this module turns them into plain
+values itself, because only so it knows both lines of a repeated key and the line of every value.
 """
 
 from __future__ import annotations
@@ -84,14 +84,22 @@ def load_yaml(text: str, name: str, *, path: str = "", with_lines: bool = True) 
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark and with_lines else name
         what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError(Problem(path, f"is not valid YAML: {what}", origin=where)) from None
+        raise _invalid(path, where, what) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(Problem(path, f"is not valid YAML: {error}", origin=name)) from None
+        raise _invalid(path, name, str(error)) from None
     builder = _Builder(name, with_lines)
     data = builder.build(root, path) if root is not None else None
     if root is not None:
         builder.origins.setdefault(path, builder.origin(root))
     return Document(data, builder.origins, builder.problems)
+
+
+def _invalid(path: str, where: str, what: str) -> ConfigError:
+    """A file is its own subject; the text of an override is the value of its key."""
+    if not path:
+        return ConfigError(Problem(where, f"is not valid YAML: {what}"))
+    remedy = f"quote it, such as {path}='\"...\"'"
+    return ConfigError(Problem(path, f"has a value that is not valid YAML: {what}", remedy, origin=where))
 
 
 class _Builder:
