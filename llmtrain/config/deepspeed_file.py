@@ -1,9 +1,10 @@
 """Read a ds_config JSON: what llmtrain owns is taken over into its own keys, the rest is a `deepspeed:` block.
 
 Files made for Hugging Face's Trainer are full of "auto", which says that the Trainer's arguments decide. Here the YAML
-decides, so an owned key with "auto" is dropped; elsewhere DeepSpeed itself would drop it and take its default, and so does
-this (with a note). An optimizer or a schedule that has no equal here is refused with the key to use. The schedules taken
-over are the same curves, one step apart: DeepSpeed's first step has the learning rate 0, llmtrain's the first of the warm-up.
+decides, so an owned key with "auto" is dropped; elsewhere DeepSpeed itself would drop it and take its default, and so
+does this (with a note). An optimizer or a schedule that has no equal here is refused with the key to use. The schedules
+taken over are the same curves, one step apart: DeepSpeed's first step has the learning rate 0, llmtrain's that of one
+step of warm-up.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def read_deepspeed_file(path: Path, table: Node) -> DeepSpeedFile:
         block["bf16"] = block.pop("bfloat16")
     for key, target in PLAIN_KEYS.items():
         _carry(file, target, block.pop(key, AUTO), key)
-    _carry(file, "precision", _precision(block), "fp16.enabled and bf16.enabled")
+    _take_precision(file)
     _take_optimizer(file, block.pop("optimizer", None))
     _take_scheduler(file, block.pop("scheduler", None))
     file.block = _without_auto(block, table, "", file)
@@ -116,21 +117,27 @@ def _carry(file: DeepSpeedFile, path: str, value: Any, source: str, *, is_implie
         file.carried.append(Carried(path, value, source, is_implied))
 
 
-def _precision(block: dict[str, Any]) -> Any:
-    """What `enabled` of fp16 and bf16 say together; takes them out of the block."""
+def _take_precision(file: DeepSpeedFile) -> None:
+    """Take `enabled` of fp16 and bf16 out of the block; the two decide `precision` together."""
     enabled: dict[str, Any] = {}
     for name in ("fp16", "bf16"):
-        section = block.get(name)
+        section = file.block.get(name)
         if isinstance(section, dict) and "enabled" in section:
             enabled[name] = section.pop("enabled")
             if not section:
-                del block[name]
-    chosen = [name for name, value in enabled.items() if value not in (False, AUTO)]
-    if len(chosen) == 1 and enabled[chosen[0]] is True:
-        return chosen[0]
-    if chosen:  # both, or a value that is no boolean: put it back for the check to refuse
-        return " and ".join(f"{name}.enabled={enabled[name]}" for name in chosen)
-    return "fp32" if enabled and AUTO not in enabled.values() else AUTO
+                del file.block[name]
+    source = " and ".join(f"{name}.enabled" for name in enabled)
+    chosen = [name for name, value in enabled.items() if value is True]
+    for name, value in enabled.items():
+        if value not in (True, False, AUTO) or not isinstance(value, bool | str):
+            file.problems.append(_problem(file, f"{name}.enabled", "must be true or false", "", value))
+    if len(chosen) == 2:
+        file.problems.append(_problem(file, "fp16.enabled", "and bf16.enabled are both true", "set one of them", None))
+    elif chosen:
+        _carry(file, "precision", chosen[0], source)
+    elif False in enabled.values() and AUTO not in enabled.values():
+        # A file that speaks of one of the two alone leaves the other open; DeepSpeed would compute in fp32.
+        _carry(file, "precision", "fp32", source, is_implied=len(enabled) == 1)
 
 
 def _take_optimizer(file: DeepSpeedFile, spec: Any) -> None:

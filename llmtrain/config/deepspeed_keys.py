@@ -1,15 +1,16 @@
 """Check the `deepspeed:` block, at every depth, without DeepSpeed.
 
-`deepspeed_keys.json` lists every key that DeepSpeed reads, with types and limits; `scripts/generate_deepspeed_keys.py` makes
-it from DeepSpeed itself. The check is stricter than DeepSpeed's: it ignores unknown keys in many sections and reads
-`stage: "2"` and `stage: true` as numbers; here an unknown key is refused everywhere, and so is a number in quotes. What
-llmtrain decides itself (`OWNED_KEYS`) is refused with the key to use.
+`deepspeed_keys.json` lists every key that DeepSpeed reads, with types and limits; `scripts/generate_deepspeed_keys.py`
+makes it from DeepSpeed itself. The check is stricter than DeepSpeed's, which ignores unknown keys in many sections and
+reads `stage: "2"` and `stage: true` as numbers; here unknown keys and numbers in quotes are refused everywhere.
+What llmtrain decides itself (`OWNED_KEYS`) is refused with the key to use.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def _plain(node: Node, value: Any) -> tuple[Any, str]:
     if not isinstance(value, types[kind]):
         words = {"bool": "true or false", "str": "text", "list": "a list", "map": "a section"}
         return value, f"must be {words[kind]}"
-    if kind == "list":
+    if isinstance(value, list):
         return _list(node, value)
     choices = node.get("choices")
     if choices and not _is_choice(node, value):
@@ -223,13 +224,13 @@ def _number(node: Node, value: Any) -> tuple[Any, str]:
         value = int(value)
     if "choices" in node and value not in node["choices"]:
         return value, f"must be {words}"
-    limits = (
-        ("min", "at least", lambda number, limit: number >= limit),
-        ("above", "greater than", lambda number, limit: number > limit),
-        ("max", "at most", lambda number, limit: number <= limit),
-        ("below", "less than", lambda number, limit: number < limit),
-    )
-    broken = [
-        f"must be {text} {node[key]:g}" for key, text, holds in limits if key in node and not holds(value, node[key])
-    ]
-    return value, broken[0] if broken else ""
+    checks: dict[str, tuple[str, Callable[[float, float], bool]]] = {
+        "min": ("at least", operator.ge),
+        "above": ("greater than", operator.gt),
+        "max": ("at most", operator.le),
+        "below": ("less than", operator.lt),
+    }
+    for name, (text, holds) in checks.items():
+        if name in node and not holds(value, node[name]):
+            return value, f"must be {text} {node[name]:g}"
+    return value, ""

@@ -62,7 +62,7 @@ def _promise_problems(block: dict[str, Any]) -> Iterator[Problem]:
         (
             "zero_optimization.round_robin_gradients",
             True,
-            "makes DeepSpeed's record of who holds what wrong, so that no checkpoint could be written on several ranks",
+            "makes DeepSpeed's record of who holds what wrong: no checkpoint could be written on several ranks",
         ),
         ("data_efficiency.enabled", True, "has no effect: llmtrain reads and orders the data itself"),
         ("dataloader_drop_last", True, "has no effect: llmtrain reads the data itself and drops nothing"),

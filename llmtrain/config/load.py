@@ -92,7 +92,8 @@ class _Loading:
         layer.data["deepspeed"] = {}
         self.file = read_deepspeed_file(Path(named), self.table)
         layer.data["deepspeed"] = self.file.block
-        self.document.data["deepspeed"] = {}
+        self.document.data["deepspeed"] = {} if layer is not self.document else self.file.block
+        replace_origins(self.document.origins, "deepspeed", {})
         origins = {path: self.file.name for path, _ in leaves(self.file.block, "deepspeed")}
         replace_origins(layer.origins, "deepspeed", {"deepspeed": self.file.name, **origins})
 
@@ -113,7 +114,9 @@ class _Loading:
         if present is None:
             holder[key] = setting.value
             self.document.origins[setting.path] = origin
-        elif not setting.is_implied and not _is_same(present, setting.value):
+        elif setting.is_implied and not (setting.path == "precision" and f"{present}.enabled" in setting.source):
+            return
+        elif not _is_same(present, setting.value):
             rule = f"is set differently in {origin}, where {setting.source} gives {setting.value}"
             problem = Problem(setting.path, rule, "set it in one of the two", value=present)
             self.document.problems.append(problem)

@@ -1,7 +1,7 @@
 """Layers of a configuration, merged left to right: maps merge, lists and scalars replace.
 
-A layer is a `Document`: a file, or one override of the command line. Origins are merged with the values, so the origin of
-what was replaced goes with it.
+A layer is a `Document`: a file, or one override of the command line. Origins are merged with the values, so the origin
+of what was replaced goes with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rules that tie several keys of a configuration together and need nothing else to be checked.
 
-Each rule is a function from a `Config` to its problems, listed in `RULES` with the paths that it reads: where one of these
-had to be put right first, the rule says nothing. Rules that need more than the configuration are where that is known:
-the world size in `batching`, the device in `engine`, files in `data`, the model's limits in `models`.
+Each rule is a function from a `Config` to its problems, listed in `RULES` with the paths that it reads: where one of
+these had to be put right first, the rule says nothing. Rules that need more than the configuration are where that is
+known: the world size in `batching`, the device in `engine`, files in `data`, the model's limits in `models`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from llmtrain.config.durations import parse_duration
-from llmtrain.config.provenance import is_within
+from llmtrain.config.provenance import is_within, leaves
 from llmtrain.config.schema import Config, SourceConfig
 from llmtrain.config.suggest import listed, nearest
 from llmtrain.errors import Problem
@@ -71,12 +71,19 @@ def _model_choice(config: Config) -> Iterator[Problem]:
 
 def _model_weights(config: Config) -> Iterator[Problem]:
     model = config.model
-    if model.name_or_path is None and "init" in model.model_fields_set and model.init == "pretrained":
+    if model.name_or_path is None and model.init == "pretrained":
         rule = "needs model.name_or_path: a preset or an architecture has no weights"
         yield Problem("model.init", rule, "remove it, or name the model", value=model.init)
     if model.init_from is not None and model.name_or_path is not None and model.init == "pretrained":
         rule = "and model.init=pretrained both say where the weights come from"
         yield Problem("model.init_from", rule, "set model.init: scratch, or remove init_from", value=model.init_from)
+
+
+def _model_overrides(config: Config) -> Iterator[Problem]:
+    """No schema tells numbers from text here, so what the loader left as text for looking wrong is refused."""
+    for path, value in leaves(config.model.config_overrides, "model.config_overrides"):
+        if isinstance(value, str) and re.fullmatch(r"[-+]?(\.(nan|inf)|0[0-9]+(\.[0-9]*)?)", value.lower()):
+            yield Problem(path, "must be a finite number without leading zeros", value=value)
 
 
 def _tokenizer(config: Config) -> Iterator[Problem]:
@@ -116,7 +123,7 @@ def _source(path: str, source: SourceConfig) -> Iterator[Problem]:
             remedy = f"did you mean {'json' if meant == 'jsonl' else meant}?"
             yield Problem(f"{path}.path", "is no format of files of one's own", remedy, value=source.path)
     if source.template is not None:
-        if "text_column" in source.model_fields_set:
+        if source.text_column != SourceConfig.model_fields["text_column"].default:
             rule = f"cannot be set beside {path}.template, which replaces it"
             yield Problem(f"{path}.text_column", rule, "remove one", value=source.text_column)
         problem = _template_problem(source.template)
@@ -299,6 +306,7 @@ RULES = (
     Rule(_run, ("run",)),
     Rule(_model_choice, ("model.preset", "model.architecture", "model.name_or_path")),
     Rule(_model_weights, ("model.name_or_path", "model.init", "model.init_from")),
+    Rule(_model_overrides, ("model.config_overrides",)),
     Rule(_tokenizer, ("tokenizer", "model.name_or_path")),
     Rule(_sources, ("data.train", "data.eval")),
     Rule(_weights, ("data.train", "data.eval")),

@@ -84,7 +84,8 @@ class ModelConfig(Section):
     )
     name_or_path: Str | None = Field(None, description="A Hugging Face hub name or a folder saved by transformers.")
     init: Literal["scratch", "pretrained"] = Field(
-        "pretrained", description="For name_or_path: its weights, or new weights with its architecture."
+        "pretrained",
+        description="For name_or_path: its weights, or new weights with its architecture. Else always scratch.",
     )
     config_overrides: dict[str, Any] = Field(
         default_factory=dict,
@@ -103,6 +104,14 @@ class ModelConfig(Section):
     init_from: Str | None = Field(
         None, description="A checkpoint of llmtrain whose weights (alone) a new run starts from."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scratch_without_a_name(cls, data: Any) -> Any:
+        # A preset or an architecture has no weights: the resolved configuration then says so.
+        if isinstance(data, dict) and data.get("init") is None and data.get("name_or_path") is None:
+            return {**data, "init": "scratch"}
+        return data
 
 
 class TokenizerConfig(Section):
