@@ -111,7 +111,9 @@ def _key_problem(key: str, name: str | None, node: Node, path: str, value: Any, 
         return Problem(path, "is decided by llmtrain", f"use {OWNED_KEYS[relative]}", value=shown)
     removed = node.get("removed", {}).get(key)
     if removed is not None:
-        return Problem(path, f"is gone from DeepSpeed: {removed}", REMOVED_INSTEAD.get(key, "remove it"), value=shown)
+        instead = REMOVED_INSTEAD.get(key)
+        words = removed.partition(". ")[0] if instead else removed
+        return Problem(path, f"is gone from DeepSpeed: {words.rstrip('.')}", instead or "remove it", value=shown)
     if name is None:
         return Problem(path, "is not a key that DeepSpeed reads", _remedy(key, node, path, table), value=shown)
     deprecated = node["keys"][name].get("deprecated")
