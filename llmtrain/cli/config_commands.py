@@ -7,12 +7,11 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrain.config import load_config
-from llmtrain.config.dump import diff_loaded, dump_config, json_schema
-from llmtrain.config.load import LoadedConfig
 from llmtrain.errors import ABSENT
 
 if TYPE_CHECKING:
+    from llmtrain.config import LoadedConfig
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
@@ -48,12 +47,16 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> LoadedConfig:
+    from llmtrain.config import load_config
+
     overrides = [word for word in arguments.files if "=" in word]
     paths = [*arguments.config, *(Path(word) for word in arguments.files if "=" not in word)]
     return load_config(paths, overrides, deepspeed_file=arguments.deepspeed)
 
 
 def _show(arguments: argparse.Namespace) -> int:
+    from llmtrain.config import dump_config
+
     loaded = _load(arguments)
     print(dump_config(loaded.config, loaded.provenance.origin_of), end="")
     _print_notes(loaded)
@@ -73,11 +76,16 @@ def _print_notes(loaded: LoadedConfig) -> None:
 
 
 def _schema(_arguments: argparse.Namespace) -> int:
+    from llmtrain.config import json_schema
+
     print(json.dumps(json_schema(), indent=2))
     return 0
 
 
 def _diff(arguments: argparse.Namespace) -> int:
+    from llmtrain.config import load_config
+    from llmtrain.config.dump import diff_loaded
+
     left, right = (load_config([path], arguments.overrides) for path in (arguments.left, arguments.right))
     differences = diff_loaded(left, right)
     for found in differences:

@@ -113,7 +113,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _carry(file: DeepSpeedFile, path: str, value: Any, source: str, *, is_implied: bool = False) -> None:
-    if value != AUTO and value is not None:
+    known = [(setting.path, setting.value) for setting in file.carried]
+    if value != AUTO and value is not None and (path, value) not in known:
         file.carried.append(Carried(path, value, source, is_implied))
 
 
@@ -190,6 +191,8 @@ def _take_scheduler(file: DeepSpeedFile, spec: Any) -> None:
     steps = params.get("warmup_num_steps", 1000)
     if "warmup_num_steps" not in params:
         _carry(file, "schedule.warmup_steps", steps, f"the default of DeepSpeed's {kind}", is_implied=True)
+    if kind == "WarmupDecayLR":
+        _carry(file, "schedule.min_lr_rate", 0.0, "scheduler.type")
     if kind == "WarmupCosineLR" and "cos_min_ratio" not in params:
         _carry(file, "schedule.min_lr_rate", 0.0001, f"the default of DeepSpeed's {kind}", is_implied=True)
     file.problems += _scheduler_problems(file, kind, params, steps)

@@ -206,8 +206,7 @@ class DataConfig(Section):
 
 
 class BatchConfig(Section):
-    """Sizes in sequences. global_batch_size = per_device_train_batch_size x "
-    "gradient_accumulation_steps x world size."""
+    """Sizes in sequences: global_batch_size = per_device_train_batch_size x gradient_accumulation_steps x world size."""
 
     global_batch_size: PositiveInt | None = Field(
         None, description="Sequences per optimizer step over all ranks; the knob that decides the training."
@@ -241,8 +240,10 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """How long the run is and how the learning rate moves. The first end reached of max_steps, "
-    "num_train_epochs, max_tokens ends it."""
+    """How long the run is and how the learning rate moves.
+
+    The first end reached of max_steps, num_train_epochs and max_tokens ends the run.
+    """
 
     lr_scheduler_type: Literal["constant", "linear", "cosine", "warmup_stable_decay", "inverse_sqrt"] = Field(
         "cosine", description="Shape of the learning rate after the warm-up."
