@@ -36,6 +36,7 @@ from llmtrain.errors import ConfigError, Interrupted, Problem, RankFailedError
 
 _POLL_SECONDS = 0.1
 _STORE_SECONDS = 30.0
+_GREETING_SECONDS = 5.0
 _BACKLOG = 2048
 _PORT_REMEDY = "give another to the launcher: deepspeed --master_port N …, torchrun --master-port N …"
 
@@ -170,9 +171,11 @@ def _reach(host: str, port: int) -> str:
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    return TCPStore(
-        host, port, is_master=False, timeout=datetime.timedelta(seconds=_STORE_SECONDS), wait_for_workers=False
-    )
+    # Short, because torch cannot be interrupted while it greets something that is no store.
+    greeting = datetime.timedelta(seconds=_GREETING_SECONDS)
+    store = TCPStore(host, port, is_master=False, timeout=greeting, wait_for_workers=False)
+    store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
+    return store
 
 
 def _offer_channel(facts: RankFacts, keys: Store, local_address: str) -> TCPStore:

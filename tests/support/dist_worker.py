@@ -1,6 +1,7 @@
 """A rank that does what the trainer does with `Dist`, and nothing else: steps of one agreement each.
 
-    dist_worker.py FOLDER [--steps N] [--step-seconds S] [--raise-on RANK] [--save-seconds S] [--timeout S]
+    dist_worker.py FOLDER [--steps N] [--step-seconds S] [--raise-on RANK] [--die-early RANK] [--save-seconds S]
+        [--timeout S]
 
 Writes into FOLDER: `pid-RANK` once it has started, `status` (appended: one line for each call of `on_failure`),
 `saved-RANK` when a stop was agreed on, `done-RANK` at the end of its steps. Ends with the statuses of a run.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -38,6 +40,8 @@ def main() -> None:
         with (arguments.folder / "status").open("a") as file:
             file.write(f"by {facts.rank}: {reason}\n")
 
+    if facts.rank == arguments.die_early:
+        os.kill(os.getpid(), signal.SIGKILL)
     dist: Dist | None = None
     try:
         dist = Dist.start(facts, timeout_seconds=arguments.timeout, on_failure=on_failure, stop=stop)
@@ -86,6 +90,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--save-seconds", type=float, default=0.0)
     parser.add_argument("--raise-on", type=int, default=-1)
+    parser.add_argument("--die-early", type=int, default=-1)
     parser.add_argument("--timeout", type=float, default=60.0)
     return parser.parse_args()
 
