@@ -76,7 +76,7 @@ def _wandb(
     mode = choose_mode(console.warn)
     if mode == "disabled":
         return None, run_id
-    tracker = WandbTracker(tracking, folder, mode=mode, run_id=run_id, say=console.say)
+    tracker = WandbTracker(tracking, folder, mode=mode, run_id=run_id, say=console.say, warn=console.warn)
     return BackgroundTracker(tracker, console.warn), tracker.run_id
 
 

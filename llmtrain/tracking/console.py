@@ -9,6 +9,7 @@ encoding does not know are escaped, and a stream that is gone (a closed pipe) en
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -98,11 +99,9 @@ class LineConsole:
         """Nothing: the run says how it ended."""
 
     def _write(self, text: str) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed stream: nobody reads any more
             self._stream.write(fit_encoding(text, self._stream.encoding) + "\n")
             self._stream.flush()
-        except (OSError, ValueError):  # a closed pipe, a closed stream: nobody reads any more
-            return
 
 
 class BarConsole:
@@ -138,7 +137,8 @@ class BarConsole:
     def advance(self, step: int, num_tokens_seen: int) -> None:
         """Move the bar, at most a few times a second."""
         if self._clock() - self._refreshed >= REFRESH_SECONDS:
-            self._draw(step, num_tokens_seen)
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                self._draw(step, num_tokens_seen)
 
     def log_step(self, report: StepReport) -> None:
         """Show the new figures on the bar."""
@@ -170,10 +170,8 @@ class BarConsole:
 
     def _print(self, text: str, style: str | None = None) -> None:
         fitted = fit_encoding(text, self._console.encoding)
-        try:
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             self._console.print(fitted, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
-        except (OSError, ValueError):  # the terminal is gone
-            return
 
 
 class Pace:

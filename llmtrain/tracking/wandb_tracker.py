@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,7 @@ def choose_mode(warn: Callable[[str], None]) -> Mode:
 
     Reads the SDK's settings and key stores; no network. Asks for a key only a person who can answer.
     """
-    settings = wandb.setup(wandb.Settings(silent=True)).settings
+    settings = _quiet_settings()
     if settings.mode in ("disabled", "dryrun", "offline"):
         return "disabled" if settings.mode == "disabled" else "offline"
     try:
@@ -70,6 +71,7 @@ class WandbTracker:
         mode: Mode,
         run_id: str | None,
         say: Callable[[str], None],
+        warn: Callable[[str], None],
         init_seconds: float = INIT_SECONDS,
     ) -> None:
         self.run_id = run_id or secrets.token_hex(4)
@@ -77,6 +79,7 @@ class WandbTracker:
         self._folder = folder
         self._mode = mode
         self._say = say
+        self._warn = warn
         self._init_seconds = init_seconds
         self._run: Any = None
 
@@ -87,15 +90,15 @@ class WandbTracker:
         except Exception as error:
             if self._mode != "online":
                 raise
-            self._say(f"wandb: the service did not take the run ({error}); recording offline")
+            self._warn(f"wandb: the service did not take the run ({' '.join(str(error).split())}); recording offline")
+            self._start_over()
             self._mode = "offline"
             self._run = self._init(info, self._mode)
         for axis in ("step", "num_tokens_seen"):
             self._run.define_metric(axis, hidden=True)
         for figures in ("train/*", "eval/*"):
             self._run.define_metric(figures, step_metric="step")
-        if (self._folder / "provenance.yaml").is_file():
-            self._run.save(str(self._folder / "provenance.yaml"), base_path=str(self._folder), policy="now")
+        self._attach_provenance()
         self._say(self._where())
 
     def log_step(self, report: StepReport) -> None:
@@ -122,6 +125,13 @@ class WandbTracker:
             connection._proc._process.kill()
             connection._proc._process.wait(5.0)
 
+    def _start_over(self) -> None:
+        """End the SDK's process: it takes no second run of the same id, though the first never began."""
+        self.abandon()
+        with contextlib.suppress(Exception, SystemExit):  # the process is dead, and teardown says so
+            wandb.teardown()
+        _quiet_settings()
+
     def _init(self, info: RunInfo, mode: Mode) -> Any:
         tracking = self._tracking
         return wandb.init(
@@ -138,11 +148,23 @@ class WandbTracker:
             settings=wandb.Settings(silent=True, console="off", init_timeout=self._init_seconds),
         )
 
+    def _attach_provenance(self) -> None:
+        """A copy beside the SDK's own files: a link would break where the run folder is moved before `wandb sync`."""
+        origins = self._folder / "provenance.yaml"
+        if origins.is_file():
+            copy = shutil.copy(origins, self._run.dir)
+            self._run.save(str(copy), base_path=self._run.dir, policy="now")
+
     def _where(self) -> str:
         if self._mode == "online":
             return f"wandb: {self._run.url}"
         place = Path(self._run.dir).parent
         return f"wandb: recording offline; to upload: wandb sync {place}"
+
+
+def _quiet_settings() -> wandb.Settings:
+    """The SDK's settings as the user has them, its own messages switched off."""
+    return wandb.setup(wandb.Settings(silent=True)).settings
 
 
 def _someone_can_answer() -> bool:
