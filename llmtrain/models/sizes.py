@@ -30,15 +30,17 @@ def sized_config(model: ModelConfig) -> PretrainedConfig:
         ConfigError: no such model, or an override that it does not have.
     """
     if model.name_or_path:
-        return _with_overrides(saved_config(model), model)
+        saved = saved_config(model)
+        overrides = _checked_overrides(saved, model)
+        return _made(type(saved), _without_derived(saved, overrides), overrides, model) if overrides else saved
     if model.preset and model.preset not in PRESETS:
         raise ConfigError(unknown_preset(model.preset))
+    sizes: dict[str, Any] = {}
     if model.preset:
         preset = PRESETS[model.preset]
-        base = CONFIG_MAPPING[preset.architecture](vocab_size=preset.vocab_size, **preset.sizes)
-    else:
-        base = _config_class(str(model.architecture))()
-    return _with_overrides(base, model)
+        sizes = {"vocab_size": preset.vocab_size, **preset.sizes}
+    config_class = _config_class(preset.architecture if model.preset else str(model.architecture))
+    return _made(config_class, sizes, _checked_overrides(config_class(), model), model)
 
 
 def canonical(config: PretrainedConfig, key: str) -> str:
@@ -79,21 +81,34 @@ def _config_class(architecture: str) -> Any:
     return CONFIG_MAPPING[architecture]
 
 
-def _with_overrides(base: PretrainedConfig, model: ModelConfig) -> PretrainedConfig:
+def _checked_overrides(base: PretrainedConfig, model: ModelConfig) -> dict[str, Any]:
+    """The overrides under the configuration's own names."""
     problems = [problem for key in model.config_overrides if (problem := _key_problem(base, key))]
     if problems:
         raise ConfigError(problems)
-    if not model.config_overrides:
-        return base
-    overrides = {canonical(base, key): value for key, value in model.config_overrides.items()}
-    merged = {**base.to_dict(), **overrides}
-    if canonical(base, "num_hidden_layers") in overrides and "layer_types" not in overrides:
-        # One entry a layer: the class makes them anew for the new number of layers.
-        merged.pop("layer_types", None)
+    return {canonical(base, key): value for key, value in model.config_overrides.items()}
+
+
+def _made(
+    config_class: type[PretrainedConfig], given: dict[str, Any], overrides: dict[str, Any], model: ModelConfig
+) -> PretrainedConfig:
     try:
-        return type(base).from_dict(merged)
+        return config_class.from_dict({**given, **overrides})
     except Exception as error:  # transformers' strict dataclasses have their own tree, remote code raises what it likes
         raise ConfigError(_value_problem(model, error)) from error
+
+
+def _without_derived(saved: PretrainedConfig, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What was saved, without what its class had derived from the values that are overridden."""
+    given: dict[str, Any] = saved.to_dict()
+    layers, width, heads = (
+        canonical(saved, key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    )
+    if layers in overrides:
+        given.pop("layer_types", None)
+    if {width, heads} & set(overrides) and given.get("head_dim") == given.get(width, 0) // given.get(heads, 1):
+        given.pop("head_dim", None)
+    return {key: value for key, value in given.items() if key not in overrides}
 
 
 def _key_problem(base: PretrainedConfig, key: str) -> Problem | None:
