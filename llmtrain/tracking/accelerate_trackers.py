@@ -56,7 +56,7 @@ class AccelerateTracker:
         """Nothing to end: these trackers have no process of their own."""
 
     def _log(self, report: StepReport | EvalReport) -> None:
-        figures = {name: value for name, value in report.metrics().items() if name != "step"}
+        figures = {name: value for name, value in report.figures().items() if name != "step"}
         self._tracker.log(figures, step=report.step)
 
 

@@ -198,7 +198,8 @@ def step_line(report: StepReport, max_steps: int | None, seconds_left: float | N
 
 def step_figures(report: StepReport) -> list[str]:
     """The figures of a step that a person watches."""
-    figures = [f"loss {report.loss:.4f}", f"lr {report.learning_rate:.2e}"]
+    figures = [] if report.loss is None else [f"loss {report.loss:.4f}"]
+    figures += [f"lr {report.learning_rate:.2e}"]
     if report.grad_norm is not None:
         figures.append(f"grad norm {report.grad_norm:.2f}")
     figures.append(f"{report.tokens_per_second:,.0f} tokens/s")

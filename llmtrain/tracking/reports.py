@@ -16,17 +16,17 @@ from typing import Any, ClassVar
 class StepReport:
     """The figures of an optimizer step, over all ranks.
 
-    `loss` is the mean over the step's supervised tokens, `grad_norm` the global norm before clipping (None where the
-    step has none). The times are means over the optimizer steps since the last report, evaluation and saving left out;
-    `data_wait_seconds` is a part of `step_seconds`. `num_tokens_seen` counts from the start of the run, padding left
-    out.
+    `loss` is the mean over the step's supervised tokens (None where there is none), `grad_norm` the global norm before
+    clipping (None where the step has none). The times are means over the optimizer steps since the last report,
+    evaluation and saving left out; `data_wait_seconds` is a part of `step_seconds`. `num_tokens_seen` counts from the
+    start of the run, padding left out.
     """
 
     kind: ClassVar[str] = "train"
 
     step: int
     epoch: int
-    loss: float
+    loss: float | None
     learning_rate: float
     grad_norm: float | None
     num_supervised_tokens: int
@@ -41,11 +41,11 @@ class StepReport:
         """The line of `metrics.jsonl`, without its newline."""
         return _json_line({"kind": self.kind, **{f.name: getattr(self, f.name) for f in fields(self)}})
 
-    def metrics(self) -> dict[str, float]:
-        """The figures by the names that they have on a dashboard, the axes `step` and `num_tokens_seen` among them."""
+    def figures(self) -> dict[str, float]:
+        """What a dashboard gets: the figures under grouped names, and the axes `step` and `num_tokens_seen` among them."""
         names = [f.name for f in fields(self) if f.name not in ("step", "num_tokens_seen")]
-        figures = {f"train/{name}": getattr(self, name) for name in names if getattr(self, name) is not None}
-        return {"step": self.step, "num_tokens_seen": self.num_tokens_seen, **figures}
+        known = {f"train/{name}": getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {"step": self.step, "num_tokens_seen": self.num_tokens_seen, **known}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,12 @@ class EvalReport:
         )
 
     def metrics(self) -> dict[str, float]:
-        """The figures by the names that they have on a dashboard, with the axes that are known."""
+        """The figures by the names that `eval.metric_for_best_model` knows: `eval_loss`, or `eval_<set>_loss`."""
+        prefix = "eval" if self.eval_set is None else f"eval_{self.eval_set}"
+        return {f"{prefix}_loss": self.eval_loss, f"{prefix}_perplexity": self.eval_perplexity}
+
+    def figures(self) -> dict[str, float]:
+        """What a dashboard gets: the figures under grouped names, and the axes that are known."""
         prefix = "eval" if self.eval_set is None else f"eval/{self.eval_set}"
         axes: dict[str, float] = {"step": self.step}
         if self.num_tokens_seen is not None:

@@ -103,11 +103,11 @@ class WandbTracker:
 
     def log_step(self, report: StepReport) -> None:
         """One point of the `train/` series."""
-        self._run.log(report.metrics())
+        self._run.log(report.figures())
 
     def log_eval(self, report: EvalReport) -> None:
         """One point of the `eval/` series."""
-        self._run.log(report.metrics())
+        self._run.log(report.figures())
 
     def finish(self, status: Status) -> None:
         """Close the run and end the SDK's process."""

@@ -55,7 +55,9 @@ def test_what_is_unknown_is_left_out() -> None:
         clock.now += 60
         console.log_step(replace(STEP, grad_norm=None, model_flops_utilization=None, loss=math.nan))
 
-    assert lines_of(talk) == ["step 7 | loss nan | lr 3.00e-04 | 512 tokens/s"]
+        console.log_step(replace(STEP, grad_norm=None, model_flops_utilization=None, loss=None))
+
+    assert lines_of(talk) == ["step 7 | loss nan | lr 3.00e-04 | 512 tokens/s", "step 7 | lr 3.00e-04 | 512 tokens/s"]
 
 
 def test_the_pace_of_a_resumed_run_is_its_own() -> None:

@@ -49,6 +49,7 @@ def test_a_train_line_has_the_documented_fields() -> None:
 
 
 def test_an_unknown_figure_is_absent_and_one_that_is_not_finite_is_null() -> None:
+    assert "loss" not in json.loads(replace(STEP, loss=None).to_json_line())
     report = replace(STEP, model_flops_utilization=None, peak_memory_bytes=None, loss=math.nan, grad_norm=math.inf)
     content = json.loads(report.to_json_line())
     assert "model_flops_utilization" not in content
@@ -73,21 +74,26 @@ def test_a_perplexity_beyond_a_float_is_null() -> None:
 
 
 def test_dashboards_get_both_axes_and_grouped_names() -> None:
-    figures = STEP.metrics()
+    figures = STEP.figures()
     assert figures["step"] == 7
     assert figures["num_tokens_seen"] == 7168
     assert figures["train/loss"] == 2.5
     assert set(figures) == {"step", "num_tokens_seen", *(f"train/{name}" for name in TRAIN_FIELDS[2:])} - {
         "train/num_tokens_seen"
     }
-    assert EvalReport(4, 2.0, 10, num_tokens_seen=400).metrics() == {
+    assert EvalReport(4, 2.0, 10, num_tokens_seen=400).figures() == {
         "step": 4,
         "num_tokens_seen": 400,
         "eval/loss": 2.0,
         "eval/perplexity": math.exp(2.0),
     }
-    assert set(EvalReport(4, 2.0, 10, eval_set="books").metrics()) == {
+    assert set(EvalReport(4, 2.0, 10, eval_set="books").figures()) == {
         "step",
         "eval/books/loss",
         "eval/books/perplexity",
     }
+
+
+def test_the_metrics_of_an_evaluation_have_the_names_of_the_configuration() -> None:
+    assert EvalReport(4, 2.0, 10).metrics() == {"eval_loss": 2.0, "eval_perplexity": math.exp(2.0)}
+    assert set(EvalReport(4, 2.0, 10, eval_set="books").metrics()) == {"eval_books_loss", "eval_books_perplexity"}
