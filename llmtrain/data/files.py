@@ -17,7 +17,8 @@ from llmtrain.errors import DataError
 
 TRUNCATED_ARCHIVE_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What a decompressor raises where its input is cut short or damaged."""
-READ_BUFFER_BYTES = 1 << 20
+READ_BUFFER_BYTES = 128 << 10
+"""Each lane may have a file open: 512 of them take 64 MB."""
 
 
 def is_remote(url: str) -> bool:
@@ -70,7 +71,7 @@ class open_decompressed(AbstractContextManager["IO[bytes]"]):  # noqa: N801  (us
 
 def _zstandard_reader(raw: IO[bytes], url: str) -> Any:
     try:
-        import zstandard  # type: ignore[import-not-found]  # (an optional extra)
+        import zstandard  # type: ignore[import-not-found,unused-ignore]  # (an optional extra)
     except ImportError:
         raise DataError(f"{url} is compressed with zstandard: `pip install zstandard` reads it") from None
     reader = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)

@@ -8,7 +8,7 @@ NumPy.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -76,14 +76,11 @@ class RowDealer:
         self._fullness = [(size, lane) for lane, size in enumerate(num_bytes)]
         heapq.heapify(self._fullness)
 
-    def deal(self, sizes: Iterable[int]) -> list[int]:
-        """The lane of each row."""
-        lanes = []
-        for size in sizes:
-            fullness, lane = self._fullness[0]
-            heapq.heapreplace(self._fullness, (fullness + size, lane))
-            lanes.append(lane)
-        return lanes
+    def deal(self, size: int) -> int:
+        """The lane of the next row. A row without content counts as one byte, so that such rows are dealt in turn."""
+        fullness, lane = self._fullness[0]
+        heapq.heapreplace(self._fullness, (fullness + max(size, 1), lane))
+        return lane
 
     @property
     def num_bytes(self) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
 """Records: what a shard holds, and how one becomes a document's text.
 
 A reader yields `Row`s: physical records with their number and their raw content, cheap to make, for most of the rows
-that a rank reads may belong to another rank. `TextFormat` turns the content of one into text. Text stays text: nothing is
-guessed, converted or repaired, and a record that is not what it should be is an `UnusableRecord` with a kind (for the
-counts) and a detail (for the message).
+that a rank reads may belong to another rank. `TextFormat` turns the content of one into text. Text stays text: nothing
+is guessed, converted or repaired, and a record that is not what it should be is an `UnusableRecord` with a kind (for
+the counts) and a detail (for the message).
 """
 
 from __future__ import annotations
