@@ -8,7 +8,7 @@ empty batches until the last is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,11 +42,6 @@ class SetLoss:
     loss: float
     num_supervised_tokens: int
     stopped: bool = False
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss), infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700.0 else math.inf
 
 
 def evaluate_set(
@@ -96,7 +91,7 @@ class Evaluation:
     sum_over_ranks: Callable[[list[float]], list[float]]
     max_batches: int | None = None
 
-    def run(self, step: int) -> list[EvalReport] | None:
+    def run(self, step: int, num_tokens_seen: int | None = None) -> list[EvalReport] | None:
         """One report a set, or None where a stop was requested before all were through."""
         reports = []
         with evaluating(self.module):
@@ -114,9 +109,9 @@ class Evaluation:
                     EvalReport(
                         step=step,
                         eval_loss=result.loss,
-                        eval_perplexity=result.perplexity,
                         num_supervised_tokens=result.num_supervised_tokens,
                         eval_set=name or None,
+                        num_tokens_seen=num_tokens_seen,
                     )
                 )
         return reports
@@ -141,3 +136,11 @@ class _Evaluating:
     def __exit__(self, *exc: object) -> None:
         self._module.train(self._was_training)
         self._random_state.__exit__(*exc)
+
+
+def metric_values(reports: Sequence[EvalReport]) -> dict[str, float]:
+    """What `eval.metric_for_best_model` may name: of the first set without its name, of each named set with it."""
+    values = {"eval_loss": reports[0].eval_loss, "eval_perplexity": reports[0].eval_perplexity}
+    for report in reports:
+        values.update(report.metrics())
+    return values

@@ -21,13 +21,16 @@ from typing import NoReturn
 
 import torch
 
-from llmtrain.build import Parts, build_parts
 from llmtrain.callbacks import Callback
-from llmtrain.config import LoadedConfig, parse_duration
+from llmtrain.config import parse_duration
+from llmtrain.construction import Parts
 from llmtrain.data.loader import RankStep
-from llmtrain.dist import Agreed, Dist, StopRequest
+from llmtrain.dist.agreement import Agreed
+from llmtrain.dist.runtime import Dist
+from llmtrain.dist.signals import StopRequest
 from llmtrain.engine import StepOutcome
-from llmtrain.errors import Interrupted, RankFailedError, TrainingError
+from llmtrain.errors import Interrupted, TrainingError
+from llmtrain.evaluation import metric_values
 from llmtrain.meter import StepMeter
 from llmtrain.progress import best_metric_name, end_reason, evaluation_is_due, save_is_due, total_steps
 from llmtrain.schedules import learning_rate_factor
@@ -56,19 +59,17 @@ class StepResult:
 class Trainer:
     """One run on one rank. `fit` trains it to its end; `run` (below) adds how a process starts and ends."""
 
-    def __init__(
-        self, loaded: LoadedConfig, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback] = ()
-    ) -> None:
-        self.config = loaded.config
-        self.dist = dist
+    def __init__(self, parts: Parts, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.dist = parts.dist
+        self.progress = parts.progress
+        self.engine = parts.engine
         self.stop = stop
         self.callbacks = callbacks
         self._started = time.monotonic()
         self._time_limit = parse_duration(self.config.run.time_limit) if self.config.run.time_limit else None
-        self.parts: Parts = build_parts(loaded, dist)
-        self.progress = self.parts.progress
-        self.engine = self.parts.engine
-        self._agreement = dist.agreement()
+        self._agreement = self.dist.agreement()
         self._meter = StepMeter()
         self._total_steps = total_steps(
             self.config.schedule, self.parts.plan.global_batch_size, self.config.data.seq_length
@@ -160,6 +161,7 @@ class Trainer:
         self._last = StepResult(loss_sum, step.num_supervised_tokens, learning_rate, outcome)
         self._meter.count(step.num_tokens, step.data.wait_seconds)
         self.parts.trace(progress.step, step.data)
+        self.parts.console.advance(progress.step, progress.num_tokens_seen)
         self._count_bad_step(outcome)
         if progress.step % self.config.tracking.logging_steps == 0 or progress.step == 1 or is_last or self.callbacks:
             self._report_step()
@@ -220,7 +222,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Evaluate every set; whether the metric for the best model is the best so far."""
         self._meter.stop()
-        reports = self.parts.evaluation.run(self.progress.step)
+        reports = self.parts.evaluation.run(self.progress.step, self.progress.num_tokens_seen)
         if reports is None:
             self._interrupt(self._stop_reason())
         self.progress.last_evaluated_step = self.progress.step
@@ -234,8 +236,8 @@ class Trainer:
         name = best_metric_name(self.config.eval)
         if name is None:
             return False
-        values = {key: value for report in reports for key, value in report.metrics().items()}
-        is_best = self.progress.record_metric(values[name], greater_is_better=self.config.eval.greater_is_better)
+        value = metric_values(reports)[name]
+        is_best = self.progress.record_metric(value, greater_is_better=self.config.eval.greater_is_better)
         if is_best:
             self.parts.store.protect_best(self.progress.step)
         return is_best
@@ -291,8 +293,9 @@ class Trainer:
         return self.stop.requested is not None
 
     def _stop_reason(self) -> str:
-        reasons = self.dist.all_gather_objects(self.stop.requested)
-        return next(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason)
+        reason = self.dist.stop_reason()
+        assert reason is not None, "a stop was agreed on, and no rank has a reason"
+        return reason
 
     def _interrupt(self, reason: str) -> NoReturn:
         """Save what was trained since the last checkpoint and leave; never returns."""
@@ -310,4 +313,4 @@ class Trainer:
             self._save()
         if self._fetch_error is not None:
             raise self._fetch_error
-        raise RankFailedError("another rank could not read its data")
+        self.dist.wait_for_failure()

@@ -1,0 +1,102 @@
+"""A run as a process: it starts, trains, and ends with a status that tells how.
+
+Whatever happens, three places say the same: the exit status, `status.json` in the run folder, and one line on the
+console. Ranks that another rank's failure ends stay quiet; the lowest of them writes `status.json` where rank 0 is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+
+from llmtrain.callbacks import Callback
+from llmtrain.config import LoadedConfig
+from llmtrain.config.schema import Config
+from llmtrain.construction import Parts, build_parts, check_start
+from llmtrain.dist.facts import RankFacts
+from llmtrain.dist.processes import leave
+from llmtrain.dist.runtime import Dist
+from llmtrain.dist.signals import StopRequest
+from llmtrain.errors import ExitStatus, Interrupted, LlmtrainError
+from llmtrain.tracking import Console, RunFolder, build_console
+from llmtrain.tracking.run_folder import Status
+from llmtrain.trainer import Trainer
+
+
+def run(loaded: LoadedConfig, facts: RankFacts, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> ExitStatus:
+    """Train as the configuration says, on this rank; how it ended.
+
+    A failure does not return: the process ends here, because what is left of torch's process groups may wait for ranks
+    that are gone.
+    """
+    console = build_console(facts.rank == 0)
+    this = _Run(loaded, console)
+    try:
+        dist = Dist.start(
+            facts,
+            timeout_seconds=loaded.config.fault.stall_timeout,
+            on_failure=this.record_failure,
+            stop=stop,
+        )
+    except Interrupted as error:
+        console.say(str(error))
+        return ExitStatus.INTERRUPTED
+    try:
+        status = this.train(dist, stop, callbacks)
+        dist.close()
+    except BaseException as error:  # noqa: BLE001  (every rank must hear of it, and none may wait in a destructor)
+        failure = dist.fail(error)
+        if failure.rank == dist.rank:
+            _say_failure(error, failure.reason)
+        leave(failure.exit_status)
+    return status
+
+
+class _Run:
+    """What is known of the run so far; `record_failure` may be called at any moment, from another thread."""
+
+    def __init__(self, loaded: LoadedConfig, console: Console) -> None:
+        self.loaded = loaded
+        self.config: Config = loaded.config
+        self.console = console
+        self.folder = RunFolder.of(self.config.run)
+        self.parts: Parts | None = None
+        self._is_claimed = False
+
+    def train(self, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback]) -> ExitStatus:
+        """Build and fit; write down how it ended, unless it failed."""
+        check_start(self.config, dist)
+        needed = [self.config.model.init_from] if self.config.model.init_from else []
+        self.folder.prepare(self.config.run, rank=dist.rank, all_gather=dist.all_gather_objects, needed=needed)
+        self._is_claimed = True
+        self.parts = build_parts(self.loaded, dist, self.folder, self.console)
+        try:
+            reason = Trainer(self.parts, stop, callbacks).fit()
+        except Interrupted as error:
+            self._finish("interrupted", str(error), ExitStatus.INTERRUPTED)
+            return ExitStatus.INTERRUPTED
+        self._finish("done", reason, ExitStatus.DONE)
+        return ExitStatus.DONE
+
+    def _finish(self, status: Status, reason: str, exit_status: ExitStatus) -> None:
+        assert self.parts is not None
+        self.parts.close(status, reason, exit_status)
+        self.console.finish(status)
+        self.console.say(f"{status}: {reason}")
+
+    def record_failure(self, reason: str) -> None:
+        """The lowest surviving rank: write down that the run has failed, or leave no trace where nothing had begun."""
+        if not self._is_claimed:
+            return
+        if self.parts is None or not self.parts.has_begun:
+            self.folder.discard_if_unused()
+            return
+        self.folder.write_status("failed", self.parts.progress.step, reason, ExitStatus.FAILED)
+        self.parts.tracker.finish("failed")
+
+
+def _say_failure(error: BaseException, reason: str) -> None:
+    if not isinstance(error, LlmtrainError):
+        traceback.print_exception(error)
+    print(f"llmtrain: {reason}", file=sys.stderr, flush=True)
