@@ -290,7 +290,7 @@ def _build_evaluation(config: Config, tokenizer: Any, task: Task, engine: Engine
     agreement = dist.agreement()
 
     def agree(has_sequence: bool) -> Agreed:
-        agreement.post(0, 0, has_sequence, stop_requested=dist.stop.requested is not None)
+        agreement.post(0, has_sequence, stop_requested=dist.stop.requested is not None)
         agreed = agreement.wait()
         return Agreed(agreed.any_sequence, agreed.stop_requested)
 
@@ -323,9 +323,8 @@ def _notes_on_device(config: Config, dist: Dist) -> list[str]:
 def _announce(console: Console, config: Config, plan: BatchPlan, facts: ModelFacts, progress: Progress) -> None:
     console.say(
         f"{facts.num_parameters:,} parameters, {config.precision}, ZeRO stage {config.zero_stage}; "
-        f"{plan.global_batch_size} sequences of {config.data.seq_length} a step = {plan.micro_batch_size} a micro-batch "
-        f"x {plan.gradient_accumulation_steps} x {plan.world_size} ranks"
+        f"{plan.global_batch_size} sequences of {config.data.seq_length} a step = micro-batch {plan.micro_batch_size} x "
+        f"accumulation {plan.gradient_accumulation_steps} x {plan.world_size} ranks"
     )
     if progress.step:
         console.say(f"resuming after step {progress.step}")
-

@@ -109,7 +109,9 @@ def _describe_sequence(index: int, row: dict[str, torch.Tensor], tokenizer: Any)
         f"sequence {index}: {length} tokens of {len(starts)} documents starting at {starts}, "
         f"{len(documents) - length} of padding, {supervised} supervised"
     )
-    shown = list(range(length)) if length <= 2 * NUM_TOKENS else [*range(NUM_TOKENS), *range(length - NUM_TOKENS, length)]
+    shown = (
+        list(range(length)) if length <= 2 * NUM_TOKENS else [*range(NUM_TOKENS), *range(length - NUM_TOKENS, length)]
+    )
     yield "  position  document  token                 label"
     for previous, position in zip([-1, *shown], shown, strict=False):
         if position != previous + 1:

@@ -8,9 +8,10 @@ empty batches until the last is done.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -117,25 +118,17 @@ class Evaluation:
         return reports
 
 
-def evaluating(module: torch.nn.Module) -> Any:
-    """A context in which `module` is in evaluation mode; the mode and torch's random state come back after it."""
-    return _Evaluating(module)
-
-
-class _Evaluating:
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._was_training = module.training
-        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-        self._random_state = torch.random.fork_rng(devices=devices)
-
-    def __enter__(self) -> None:
-        self._random_state.__enter__()
-        self._module.eval()
-
-    def __exit__(self, *exc: object) -> None:
-        self._module.train(self._was_training)
-        self._random_state.__exit__(*exc)
+@contextmanager
+def evaluating(module: torch.nn.Module) -> Iterator[None]:
+    """`module` is in evaluation mode in the block; its mode and torch's random state come back after it."""
+    was_training = module.training
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        module.eval()
+        try:
+            yield
+        finally:
+            module.train(was_training)
 
 
 def metric_values(reports: Sequence[EvalReport]) -> dict[str, float]:

@@ -79,7 +79,9 @@ def _continue(model: Any, tokenizer: Any, prompt: str, sampling: Sampling) -> st
 def _fill_masks(model: Any, tokenizer: Any, prompt: str) -> str:
     if tokenizer.mask_token is None or tokenizer.mask_token not in prompt:
         raise ConfigError(
-            Problem("--prompt", f"has no mask token, which a masked model fills in: {tokenizer.mask_token}", value=prompt)
+            Problem(
+                "--prompt", f"has no mask token, which a masked model fills in: {tokenizer.mask_token}", value=prompt
+            )
         )
     encoded = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
     logits = model(**encoded).logits[0, :, : len(tokenizer)]

@@ -56,7 +56,9 @@ class Progress:
 
     def record_metric(self, value: float, *, greater_is_better: bool) -> bool:
         """Count an evaluation of the metric for the best model; whether it is the best so far."""
-        better = self.best_metric is None or (value > self.best_metric if greater_is_better else value < self.best_metric)
+        better = self.best_metric is None or (
+            value > self.best_metric if greater_is_better else value < self.best_metric
+        )
         if better and math.isfinite(value):
             self.best_metric, self.best_step = value, self.step
             self.evaluations_without_improvement = 0

@@ -1,7 +1,8 @@
 """A run as a process: it starts, trains, and ends with a status that tells how.
 
 Whatever happens, three places say the same: the exit status, `status.json` in the run folder, and one line on the
-console. Ranks that another rank's failure ends stay quiet; the lowest of them writes `status.json` where rank 0 is gone.
+console. Ranks that another rank's failure ends stay quiet; the lowest of them writes `status.json` where rank 0 has
+gone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from llmtrain.callbacks import Callback
 from llmtrain.config import LoadedConfig
@@ -67,7 +69,7 @@ class _Run:
     def train(self, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback]) -> ExitStatus:
         """Build and fit; write down how it ended, unless it failed."""
         check_start(self.config, dist)
-        needed = [self.config.model.init_from] if self.config.model.init_from else []
+        needed = [Path(self.config.model.init_from)] if self.config.model.init_from else []
         self.folder.prepare(self.config.run, rank=dist.rank, all_gather=dist.all_gather_objects, needed=needed)
         self._is_claimed = True
         self.parts = build_parts(self.loaded, dist, self.folder, self.console)

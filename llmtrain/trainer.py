@@ -26,7 +26,6 @@ from llmtrain.config import parse_duration
 from llmtrain.construction import Parts
 from llmtrain.data.loader import RankStep
 from llmtrain.dist.agreement import Agreed
-from llmtrain.dist.runtime import Dist
 from llmtrain.dist.signals import StopRequest
 from llmtrain.engine import StepOutcome
 from llmtrain.errors import Interrupted, TrainingError
@@ -262,7 +261,9 @@ class Trainer:
         report = StepReport(
             step=progress.step,
             epoch=progress.epoch,
-            loss=sum(loss for loss, _, _ in figures) / last.num_supervised_tokens if last.num_supervised_tokens else None,
+            loss=sum(loss for loss, _, _ in figures) / last.num_supervised_tokens
+            if last.num_supervised_tokens
+            else None,
             learning_rate=last.learning_rate,
             grad_norm=last.outcome.grad_norm if last.outcome else None,
             num_supervised_tokens=last.num_supervised_tokens,

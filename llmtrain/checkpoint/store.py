@@ -180,6 +180,21 @@ class CheckpointStore:
         if self._ranks.rank == 0:
             self._say(text)
 
+    def read_trainer_state(self, path: Path) -> dict[str, Any]:
+        """What the trainer saved of itself, before anything is loaded (a run needs it to be built). Every rank reads.
+
+        Raises:
+            CheckpointError: on all ranks where one cannot read it.
+        """
+        state: dict[str, Any] = {}
+        error: Exception | None = None
+        try:
+            state = json.loads((path / TRAINER_STATE).read_bytes())
+        except (OSError, ValueError) as failure:
+            error = failure
+        agree(self._ranks, error, f"checkpoint {path} could not be read")
+        return state
+
     # --- loading --------------------------------------------------------------------------------------------------
 
     def load(self, path: Path, engine: HasDeepSpeed) -> LoadedCheckpoint:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 def add_model_commands(subparsers: Subparsers) -> None:
     """Add `generate` and `eval`."""
     generate = subparsers.add_parser("generate", help="continue a prompt, or fill in its mask tokens")
-    generate.add_argument("folder", type=Path, metavar="DIR", help="a folder saved by transformers, such as runs/NAME/final")
+    generate.add_argument(
+        "folder", type=Path, metavar="DIR", help="a folder saved by transformers, such as runs/NAME/final"
+    )
     generate.add_argument("--prompt", action="append", required=True, help="may be given several times")
     generate.add_argument("--max-new-tokens", type=int, default=64, help="default: 64")
     generate.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token; default: 0.8")
@@ -22,7 +24,9 @@ def add_model_commands(subparsers: Subparsers) -> None:
     generate.set_defaults(run=_generate)
 
     evaluate = subparsers.add_parser("eval", help="the held-out loss of a model on the data.eval of a configuration")
-    evaluate.add_argument("folder", type=Path, metavar="DIR", help="a folder saved by transformers, such as runs/NAME/final")
+    evaluate.add_argument(
+        "folder", type=Path, metavar="DIR", help="a folder saved by transformers, such as runs/NAME/final"
+    )
     evaluate.add_argument("--config", action="append", type=Path, required=True, help="may be given several times")
     evaluate.add_argument("overrides", nargs="*", metavar="key.sub=value", help="override the configuration")
     evaluate.set_defaults(run=_evaluate)

@@ -38,8 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; `overrides` holds `key.sub=value` in both spellings."""
     parser = argparse.ArgumentParser(prog="scripts/train.py", description="Train a model.", allow_abbrev=False)
-    parser.add_argument("--config", action="append", type=Path, metavar="FILE", help="may be given several times; merged left to right")
-    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="override the files; --key.sub=value does the same")
+    parser.add_argument(
+        "--config", action="append", type=Path, metavar="FILE", help="may be given several times; merged left to right"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key.sub=value", help="override the files; --key.sub=value does the same"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what the run would do, and do nothing")
     parser.add_argument("--world-size", type=int, metavar="N", help="with --dry-run: the number of ranks to plan for")
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a ds_config JSON")
@@ -52,7 +56,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if not parsed.config:
         parser.error("no --config: name a file, such as --config configs/quickstart.yaml")
     if parsed.world_size is not None and (not parsed.dry_run or parsed.world_size < 1):
-        parser.error("--world-size goes with --dry-run, and is at least 1; a run has the ranks that its launcher starts")
+        parser.error(
+            "--world-size goes with --dry-run, and is at least 1; a run has the ranks that its launcher starts"
+        )
     return parsed
 
 
