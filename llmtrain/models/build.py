@@ -52,7 +52,7 @@ def build_model(
         build = _from_scratch if is_from_scratch(config.model) else _pretrained
         model = build(config.model, copy.deepcopy(model_config), dtype)
     if config.model.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     model.train()
     return model
 

@@ -14,6 +14,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from llmtrain.config.schema import Config
+from llmtrain.tasks.base import Example, Task
 
 GPT2_SIZES = {"n_layer": 2, "n_head": 4, "n_embd": 64, "n_positions": 64}
 LLAMA_SIZES = {
@@ -92,11 +93,20 @@ def random_sequence(document_lengths: Sequence[int], seed: int = 0, vocab_size: 
     return TinySequence(ids, tuple(document_lengths), key=(42, 0, 0, seed))
 
 
-def documents_of(sequence: TinySequence) -> list[TinySequence]:
-    """Each document as a sequence of its own."""
+def separate_examples(task: Task, sequence: TinySequence) -> list[Example]:
+    """Each document as an example of its own, with the tokens and labels that it has in the packed one."""
+    packed = task.encode(sequence)
     ends = np.cumsum(sequence.document_lengths)
-    parts = np.split(sequence.input_ids, ends[:-1])
-    return [TinySequence(part, (len(part),), sequence.key) for part in parts]
+    parts = [slice(end - length, end) for end, length in zip(ends, sequence.document_lengths, strict=True)]
+    return [
+        Example(
+            packed.input_ids[part],
+            packed.labels[part],
+            position_ids=np.arange(part.stop - part.start),
+            document_ids=np.zeros(part.stop - part.start, dtype=np.int64),
+        )
+        for part in parts
+    ]
 
 
 def gradients(model: torch.nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
