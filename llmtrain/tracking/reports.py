@@ -42,7 +42,7 @@ class StepReport:
         return _json_line({"kind": self.kind, **{f.name: getattr(self, f.name) for f in fields(self)}})
 
     def figures(self) -> dict[str, float]:
-        """What a dashboard gets: the figures under grouped names, and the axes `step` and `num_tokens_seen` among them."""
+        """What a dashboard gets: the figures under grouped names, and the axes `step` and `num_tokens_seen`."""
         names = [f.name for f in fields(self) if f.name not in ("step", "num_tokens_seen")]
         known = {f"train/{name}": getattr(self, name) for name in names if getattr(self, name) is not None}
         return {"step": self.step, "num_tokens_seen": self.num_tokens_seen, **known}

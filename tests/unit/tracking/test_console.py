@@ -105,6 +105,8 @@ def test_a_stream_that_is_gone_ends_the_output_not_the_run() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", buffering=1) as stream:
+        with pytest.raises(BrokenPipeError):
+            os.write(writer, b"x")
         console = LineConsole(stream)
         console.say("nobody reads this")
         console.log_step(STEP)
