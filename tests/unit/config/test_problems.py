@@ -118,15 +118,16 @@ def test_keys_that_are_missing_come_with_an_example(loader: Loader) -> None:
         ("data.packing=[1]", "data.packing=[1] (command line) must be false, or the packing's keys"),
         ("data.train=[]", "data.train=[] (command line) must not be empty; such as data.train: [{path: json, "
          "data_files: data/*.jsonl}]"),
-        ("data.eval=wiki", "data.eval='wiki' (command line) must be a list of sources, or names with a list of sources each"),
+        ("data.eval=wiki", "data.eval='wiki' (command line) must be a list of sources, "
+         "or names with a list of sources each"),
         ("run.name=''", "run.name='' (command line) must not be empty"),
         ("kernels=fast", "kernels='fast' (command line) is not one of auto, off"),
         ("data.train.0.data_files=3", "data.train[0].data_files=3 (command line) must be text; put it in quotes"),
         ("data.train=json", "data.train='json' (command line) must be a list; write [json]"),
         ("run=x", "run='x' (command line) must be a section; its keys are name, output_dir, seed, deterministic, "
          "resume_from_checkpoint, overwrite, stop_at_step, time_limit, expected_world_size"),
-        ("tracking.report_to=[wandb, tensorbord]", "tracking.report_to[1]='tensorbord' (command line) is not one of wandb, "
-         "tensorboard, mlflow, comet_ml, aim, clearml, dvclive, swanlab, trackio; did you mean tensorboard?"),
+        ("tracking.report_to=[wandb, tensorbord]", "tracking.report_to[1]='tensorbord' (command line) is not one of "
+         "wandb, tensorboard, mlflow, comet_ml, aim, clearml, dvclive, swanlab, trackio; did you mean tensorboard?"),
         ("schedule.num_train_epochs=0.5", "schedule.num_train_epochs=0.5 (command line) must be a whole number"),
     ],
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.unit.config.support import Loader
@@ -39,7 +41,8 @@ REFUSED = [
      "data.train", "has weights, which need schedule.max_steps"),
     ("data.eval=[{path: org/x,weight: 2}]", "data.eval[0].weight", "has no meaning"),
     ("schedule.max_steps=null", "schedule", "needs one of max_steps, num_train_epochs and max_tokens"),
-    ("schedule.max_steps=null schedule.num_train_epochs=2", "schedule.lr_scheduler_type", "needs to know where the run ends"),
+    ("schedule.max_steps=null schedule.num_train_epochs=2", "schedule.lr_scheduler_type",
+     "needs to know where the run ends"),
     ("schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=constant schedule.warmup_steps=0.1",
      "schedule.warmup_steps", "is a share of a run whose length"),
     ("schedule.warmup_steps=1.5", "schedule.warmup_steps", "is neither a whole number of steps nor a share"),
@@ -55,23 +58,25 @@ REFUSED = [
     ("data.eval={w: [{path: org/x}]} eval.eval_steps=5 eval.metric_for_best_model=eval_wiki_loss",
      "eval.metric_for_best_model", "is no metric"),
     ("batch.global_batch_size=null", "batch", "needs global_batch_size or per_device_train_batch_size"),
-    ("batch.per_device_train_batch_size=5", "batch.global_batch_size", "is not a multiple of per_device_train_batch_size 5"),
+    ("batch.per_device_train_batch_size=5", "batch.global_batch_size",
+     "is not a multiple of per_device_train_batch_size 5"),
     ("batch.per_device_train_batch_size=4 batch.gradient_accumulation_steps=3", "batch.global_batch_size",
      "is not a multiple of per_device_train_batch_size 4 x gradient_accumulation_steps 3 = 12"),
-    ("batch.gradient_accumulation_steps=3", "batch.global_batch_size", "is not a multiple of gradient_accumulation_steps 3"),
+    ("batch.gradient_accumulation_steps=3", "batch.global_batch_size",
+     "is not a multiple of gradient_accumulation_steps 3"),
     ("run.expected_world_size=3", "batch.global_batch_size", "is not a multiple of world size 3"),
     ("batch.per_device_train_batch_size=4 batch.gradient_accumulation_steps=4 run.expected_world_size=2",
-     "batch.global_batch_size", "is not per_device_train_batch_size 4 x gradient_accumulation_steps 4 x world size 2 = 32"),
+     "batch.global_batch_size",
+     "is not per_device_train_batch_size 4 x gradient_accumulation_steps 4 x world size 2 = 32"),
     ("data.num_lanes=6", "data.num_lanes", "does not divide batch.global_batch_size=16"),
-    ("data.num_lanes=2 run.expected_world_size=4", "data.num_lanes", "is not a multiple of run.expected_world_size=4"),
+    ("data.num_lanes=2 run.expected_world_size=4", "data.num_lanes",
+     "is not a multiple of run.expected_world_size=4"),
     ("tracking.report_to=[wandb,wandb]", "tracking.report_to", "names wandb more than once"),
 ]  # fmt: skip
 
 
 def words(line: str) -> list[str]:
     """The overrides of a line: a blank before `key.sub=` divides them."""
-    import re
-
     return re.split(r" (?=[a-z]+\.[a-z_0-9.]+=)", line)
 
 
@@ -94,7 +99,7 @@ ALLOWED = [
     "data.train.0.weight=1 data.train.1={path: org/x, weight: 0.5}",
     "schedule.max_steps=null schedule.max_tokens=1e9 schedule.warmup_steps=0.1",
     "schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=constant schedule.warmup_steps=10",
-    "schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=inverse_sqrt schedule.warmup_steps=10",
+    "schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=inverse_sqrt",
     "schedule.num_train_epochs=2",
     "schedule.warmup_steps=100",
     "schedule.lr_scheduler_type=warmup_stable_decay schedule.warmup_steps=0.5 schedule.decay_steps=50",

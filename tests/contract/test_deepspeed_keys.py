@@ -1,0 +1,16 @@
+"""The table of DeepSpeed's keys is what the installed DeepSpeed reads, and its own parser agrees with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_table_is_up_to_date() -> None:
+    """Mended by `python scripts/generate_deepspeed_keys.py`."""
+    command = [sys.executable, "scripts/generate_deepspeed_keys.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
