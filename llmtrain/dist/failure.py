@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, TypeVar
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 
 from llmtrain.dist.processes import leave, say
-from llmtrain.errors import ExitStatus, LlmtrainError, RankFailedError
+from llmtrain.errors import ExitStatus, LlmtrainError
 
 if TYPE_CHECKING:
     from llmtrain.dist.rendezvous import Member
@@ -40,11 +40,13 @@ _Answer = TypeVar("_Answer")
 _TALK_SECONDS = 0.5
 _WATCH_SECONDS = 0.25
 _SILENT_LOOKS = 40
+_BYSTANDER_LOOKS = 4
 _FAILURE_KEY = "failure"
 _HEARD_SECONDS = 3.0
 _LEAVE_SECONDS = 10.0
 _CLOSE_SECONDS = 5.0
 _ANSWER_SECONDS = 3.0
+_RECORD_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def failure_of(rank: int, error: BaseException) -> Failure:
 
 def is_lost_connection(error: BaseException) -> bool:
     """Whether a collective failed, which is mostly the consequence of another rank's end and not a cause."""
-    if isinstance(error, (DistError, RankFailedError)):
+    if isinstance(error, DistError):
         return True
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text or "Connection closed by peer" in text)
@@ -89,11 +91,12 @@ class NullChannel:
     def __init__(self, on_failure: Callable[[str], None]) -> None:
         self._on_failure = on_failure
         self._failure: Failure | None = None
+        self.notice_seconds = 0.0
 
     def start(self) -> None:
         """Nothing to watch."""
 
-    def fail(self, failure: Failure, *, may_be_consequence: bool = False) -> Failure:
+    def fail(self, failure: Failure, *, patience_seconds: float = 0.0) -> Failure:
         """Call `on_failure`, once."""
         if self._failure is None:
             self._failure = failure
@@ -142,12 +145,14 @@ class FailureChannel:
         here = members[rank].host_id
         self._siblings = [m for m in members if m.host_id == here and m.rank != rank]
         elsewhere = [m for m in members if m.host_id != here]
-        self._has_other_hosts = bool(elsewhere)
+        self.notice_seconds = _TALK_SECONDS * (4 + (_SILENT_LOOKS if elsewhere else 0))
+        """Within this time another rank's death is noticed."""
         self._known = _Knowledge(beats={m.rank: _Beats() for m in elsewhere} if rank == 0 else {})
         self._finished = threading.Event()
         self._ending = threading.Lock()
         self._has_ended = False
         self._looks_since_own_failure = 0
+        self._looks_as_bystander = 0
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
@@ -157,18 +162,18 @@ class FailureChannel:
             thread.start()
             self._threads.append(thread)
 
-    def fail(self, failure: Failure, *, may_be_consequence: bool = False) -> Failure:
+    def fail(self, failure: Failure, *, patience_seconds: float = 0.0) -> Failure:
         """Publish this rank's failure; the job's failure, which is another's where that came first.
 
-        `may_be_consequence`: wait until a dead rank would have been noticed, and publish only if there was none. Where
-        the failure is another's, the watch ends this process, mostly before this returns.
+        `patience_seconds`: wait so long for the failure of another, of which this may be the consequence. Where the
+        job's failure is another's, the watch ends this process before this returns.
         """
-        if may_be_consequence:
-            looks = _SILENT_LOOKS if self._has_other_hosts else 0
-            self._finished.wait(looks * _TALK_SECONDS + 4 * _TALK_SECONDS)
+        self._finished.wait(patience_seconds)
         first = self._publish(failure)
         if first == failure and self._is_lowest_survivor(self._dead()):
             self._end_of_job(first)
+        if first != failure:
+            self._finished.wait(_HEARD_SECONDS)
         return first
 
     def finish(self) -> None:
@@ -183,7 +188,7 @@ class FailureChannel:
         try:
             self._store.set(_done_key(self._rank), "1")
             if self._rank == 0:
-                self._wait_for(_done_key, _CLOSE_SECONDS)
+                self._wait_for(lambda rank: self._store.check([_done_key(rank)]), _CLOSE_SECONDS)
         except RuntimeError:  # rank 0 has left: nobody needs the word any more
             return
 
@@ -226,8 +231,6 @@ class FailureChannel:
     def _find_death(self) -> Failure | None:
         """The lowest rank that has died, if any has; published so that all hosts name the same."""
         dead = self._dead()
-        if not dead and self._known.store_is_lost:
-            dead = {0}
         dead -= self._done(dead)
         if not dead or self._finished.is_set():
             return None
@@ -241,8 +244,9 @@ class FailureChannel:
         return self._publish(Failure(member.rank, reason, by_itself=False))
 
     def _dead(self) -> set[int]:
-        """Ranks that are known to be dead (or done): siblings without a process, and silent ranks of other hosts."""
+        """Ranks that are dead (or done): siblings without a process, silent ranks elsewhere, rank 0 with its store."""
         dead = {member.rank for member in self._siblings if not member.process.is_alive}
+        dead |= {0} if self._known.store_is_lost else set()
         silent = {rank for rank, heard in self._known.beats.items() if heard.silent_looks > _SILENT_LOOKS}
         # One rank that is silent while others of its host beat is busy: those would have seen it die.
         beating_hosts = {self._members[rank].host_id for rank in self._known.beats if rank not in silent}
@@ -265,16 +269,7 @@ class FailureChannel:
         """Ask the store from outside `talk`; None where it is lost, or gives no answer within 3 s."""
         if self._known.store_is_lost or self._host_of_store_is_gone():
             return None
-        answers: list[_Answer] = []
-
-        def ask() -> None:
-            with contextlib.suppress(RuntimeError):
-                answers.append(question())
-
-        thread = threading.Thread(target=ask, name="failure-ask", daemon=True)
-        thread.start()
-        thread.join(_ANSWER_SECONDS)
-        return answers[0] if answers else None
+        return _within(_ANSWER_SECONDS, question)
 
     def _host_of_store_is_gone(self) -> bool:
         """Asked first because torch's store prints its errors."""
@@ -294,10 +289,15 @@ class FailureChannel:
             self._looks_since_own_failure += 1
             if self._looks_since_own_failure * _WATCH_SECONDS < _LEAVE_SECONDS:
                 return
-        if self._is_lowest_survivor(self._dead() | ({0} if self._known.store_is_lost else set())):
+        if self._is_lowest_survivor(self._dead()):
             if not failure.by_itself:
                 say(failure.reason)
             self._end_of_job(failure)
+        else:
+            # Another's duty; but it may be about to die too.
+            self._looks_as_bystander += 1
+            if self._looks_as_bystander <= _BYSTANDER_LOOKS:
+                return
         leave(failure.exit_status)
 
     def _is_lowest_survivor(self, dead: set[int]) -> bool:
@@ -307,29 +307,53 @@ class FailureChannel:
         return all(member.rank in dead for member in self._siblings if member.rank < self._rank)
 
     def _end_of_job(self, failure: Failure) -> None:
-        """The duties of the lowest survivor; once."""
+        """The duties of the lowest survivor, once; it leaves last, so that the others know that it did them."""
         with self._ending:
             if self._has_ended:
                 return
             _call(self._on_failure, failure.reason)
-            if self._rank == 0:
-                self._wait_for(_heard_key, _HEARD_SECONDS)
+            self._wait_for(self._has_heard, _HEARD_SECONDS)
             self._has_ended = True
 
-    def _wait_for(self, key: Callable[[int], str], timeout_seconds: float) -> None:
-        """Wait until every other rank has set its key, or has ended."""
+    def _has_heard(self, rank: int) -> bool:
+        """Ranks of this host are waited for until they end; of the others rank 0 knows whether they read the reason."""
+        if self._members[rank] in self._siblings:
+            return False
+        return self._rank != 0 or self._store.check([_heard_key(rank)])
+
+    def _wait_for(self, has_left: Callable[[int], bool], timeout_seconds: float) -> None:
+        """Wait until every other rank has left, or has ended."""
         deadline = time.monotonic() + timeout_seconds
         waiting = {member.rank for member in self._members} - {self._rank}
         while waiting and time.monotonic() < deadline:
-            waiting = {rank for rank in waiting - self._dead() if not self._store.check([key(rank)])}
+            waiting = {rank for rank in waiting - self._dead() if not has_left(rank)}
             time.sleep(0.02)
 
 
 def _call(on_failure: Callable[[str], None], reason: str) -> None:
-    try:
-        on_failure(reason)
-    except Exception as error:  # the job ends all the same
-        say(f"the failure could not be recorded: {error}")
+    """The job ends all the same where the failure cannot be recorded, or a dead file system keeps it from being so."""
+
+    def record() -> None:
+        try:
+            on_failure(reason)
+        except Exception as error:
+            say(f"the failure could not be recorded: {error}")
+
+    _within(_RECORD_SECONDS, record)
+
+
+def _within(seconds: float, question: Callable[[], _Answer]) -> _Answer | None:
+    """The answer, or None where it does not come in time, or the store it is asked of is lost."""
+    answers: list[_Answer] = []
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError):
+            answers.append(question())
+
+    thread = threading.Thread(target=ask, name="failure-ask", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def _beat_key(rank: int) -> str:

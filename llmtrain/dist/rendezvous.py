@@ -30,13 +30,14 @@ from torch.distributed import (  # type: ignore[attr-defined]
 
 from llmtrain.dist.facts import LOOPBACK, RankFacts, is_loopback
 from llmtrain.dist.launcher import find_launcher, num_living_siblings
-from llmtrain.dist.processes import ProcessId, host_id
+from llmtrain.dist.processes import ProcessId, host_id, leave
 from llmtrain.dist.signals import StopRequest
-from llmtrain.errors import ConfigError, Interrupted, Problem, RankFailedError
+from llmtrain.errors import ConfigError, ExitStatus, Interrupted, Problem, RankFailedError
 
 _POLL_SECONDS = 0.1
 _STORE_SECONDS = 30.0
 _GREETING_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
 _BACKLOG = 2048
 _PORT_REMEDY = "give another to the launcher: deepspeed --master_port N …, torchrun --master-port N …"
 
@@ -122,11 +123,11 @@ def _open_store(facts: RankFacts, deadline: float, timeout_seconds: float, stop:
         except (OSError, DistError) as error:
             reason = str(error).partition("\n")[0]
         if time.monotonic() > deadline:
-            where = f"{facts.master_addr}:{facts.master_port}"
-            raise RankFailedError(
-                f"rank {facts.rank} did not reach rank 0 at {where} within {timeout_seconds:g} s ({reason}); "
-                "check MASTER_ADDR, MASTER_PORT and the firewall"
+            rule = (
+                f"was not reached by rank {facts.rank} at port {facts.master_port} in {timeout_seconds:g} s ({reason})"
             )
+            remedy = "it must be the host of rank 0, reachable from all others; see MASTER_PORT and the firewall too"
+            raise ConfigError(Problem("MASTER_ADDR", rule, remedy, facts.master_addr, "environment"))
         time.sleep(_POLL_SECONDS)
 
 
@@ -221,9 +222,14 @@ def _wait_for_all(
                     # Rank 0 holds the store: give the others the time to read it.
                     time.sleep(5 * _POLL_SECONDS if this.rank == 0 else 0)
                 raise error
-            if time.monotonic() > deadline:
-                missing = _missing(keys, facts.world_size)
-                raise RankFailedError(f"{missing} did not come within {timeout_seconds:g} s of the start")
+            if keys.check(["missing"]):
+                leave(ExitStatus.FAILED)  # rank 0 says it
+            # Rank 0 says who is missing, and where it is missing itself, the others do.
+            if time.monotonic() > deadline + (0 if this.rank == 0 else _GRACE_SECONDS):
+                reason = f"{_missing(keys, facts.world_size)} did not come within {timeout_seconds:g} s of the start"
+                keys.set("missing", reason)
+                time.sleep(5 * _POLL_SECONDS)
+                raise RankFailedError(reason)
             time.sleep(_POLL_SECONDS)
     except DistError as error:
         raise RankFailedError("rank 0 ended before all ranks had started") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from llmtrain.dist.signals import StopRequest
 from llmtrain.errors import ExitStatus, RankFailedError
 
 _DEFAULT_TIMEOUT_SECONDS = 600.0
+_REASON_SECONDS = 15.0
 
 
 class Dist:
@@ -67,7 +69,7 @@ class Dist:
             if device.type == "cpu":
                 share_cpus(meeting.members, facts.rank)
         except BaseException as error:
-            failure = channel.fail(failure_of(facts.rank, error), may_be_consequence=is_lost_connection(error))
+            failure = _fail(channel, facts.rank, error)
             if failure.rank != facts.rank:
                 raise RankFailedError(failure.reason) from error
             raise
@@ -155,17 +157,15 @@ class Dist:
         Returns the job's failure: it is this rank's to print where `failure.rank == dist.rank`. Where the exception is
         that of a collective, another rank's death is waited for first, which mostly ends this process in here.
         """
-        failure = failure_of(self.rank, error)
-        return self._channel.fail(failure, may_be_consequence=is_lost_connection(error))
+        return _fail(self._channel, self.rank, error)
 
     def wait_for_failure(self) -> NoReturn:
         """Another rank said that it has failed (`Agreed.any_failed`): wait for its reason, which ends this process.
 
-        Raises RankFailedError where it does not come.
+        Raises RankFailedError where the reason does not come.
         """
-        error = RankFailedError("another rank has failed, and did not say why")
-        failure = self._channel.fail(failure_of(self.rank, error), may_be_consequence=True)
-        raise RankFailedError(failure.reason)
+        time.sleep(_REASON_SECONDS)
+        raise RankFailedError("another rank has failed, and did not say why")
 
     def close(self) -> None:
         """The end of a run that has nothing more to write: a last barrier, then the groups and the channel are undone.
@@ -184,3 +184,8 @@ class Dist:
         if failure.rank == self.rank:
             say(failure.reason)
         leave(ExitStatus.FAILED)
+
+
+def _fail(channel: FailureChannel | NullChannel, rank: int, error: BaseException) -> Failure:
+    patience_seconds = channel.notice_seconds if is_lost_connection(error) else 0.0
+    return channel.fail(failure_of(rank, error), patience_seconds=patience_seconds)

@@ -87,6 +87,13 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path, launcher: type, victim: int,
 
 
 @pytest.mark.faults
+def test_a_rank_that_says_failed_is_waited_for(tmp_path: Path) -> None:
+    with plain_job(tmp_path, "--fetch-fails-on", "1") as job:
+        job.wait_until_started()
+        assert assert_failed(job, "rank 1: ValueError: no data", 0, "ValueError: no data") == [1, 1]
+
+
+@pytest.mark.faults
 def test_two_ranks_killed_at_once_are_recorded_by_the_third(tmp_path: Path) -> None:
     with plain_job(tmp_path, world_size=3) as job:
         job.wait_until_started()

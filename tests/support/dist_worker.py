@@ -1,7 +1,7 @@
 """A rank that does what the trainer does with `Dist`, and nothing else: steps of one agreement each.
 
     dist_worker.py FOLDER [--steps N] [--step-seconds S] [--raise-on RANK] [--die-early RANK] [--save-seconds S]
-        [--timeout S]
+        [--fetch-fails-on RANK] [--timeout S]
 
 Writes into FOLDER: `pid-RANK` once it has started, `status` (appended: one line for each call of `on_failure`),
 `saved-RANK` when a stop was agreed on, `done-RANK` at the end of its steps. Ends with the statuses of a run.
@@ -73,10 +73,14 @@ def _run(dist: Dist, arguments: argparse.Namespace) -> int:  # type: ignore[name
             reason = dist.stop_reason()
             (arguments.folder / f"saved-{dist.rank}").write_text(f"{step} {reason}")
             return 75
+        if agreed.any_failed:
+            if dist.rank != arguments.fetch_fails_on:
+                dist.wait_for_failure()
+            raise ValueError("no data")
         if dist.rank == arguments.raise_on and step == 3:
             raise ValueError("on purpose")
         time.sleep(arguments.step_seconds)
-        agreement.post(1, True, bool(dist.stop.requested))
+        agreement.post(1, True, bool(dist.stop.requested), dist.rank == arguments.fetch_fails_on and step == 3)
     agreement.wait()
     (arguments.folder / f"done-{dist.rank}").write_text(str(agreed.num_supervised_tokens))
     return 0
@@ -90,6 +94,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--save-seconds", type=float, default=0.0)
     parser.add_argument("--raise-on", type=int, default=-1)
+    parser.add_argument("--fetch-fails-on", type=int, default=-1)
     parser.add_argument("--die-early", type=int, default=-1)
     parser.add_argument("--timeout", type=float, default=60.0)
     return parser.parse_args()
