@@ -13,6 +13,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TextIO
 
 import rich.console
@@ -115,7 +116,7 @@ class BarConsole:
         self._pace = Pace(RunInfo(""), clock())
         self._figures = ""
         self._refreshed = 0.0
-        columns = (BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
+        columns = (BarColumn(bar_width=12), TextColumn("{task.description}", markup=False))
         # Refreshed by hand, with the steps: no thread that draws while the run is ending or has failed.
         self._progress = Progress(*columns, console=console, auto_refresh=False)
         self._task = self._progress.add_task("", total=None, start=False)
@@ -142,7 +143,7 @@ class BarConsole:
 
     def log_step(self, report: StepReport) -> None:
         """Show the new figures on the bar."""
-        self._figures = " | ".join(step_figures(report))
+        self._figures = " | ".join(step_figures(replace(report, grad_norm=None)))  # 80 columns have no room for it
         self._draw(report.step, report.num_tokens_seen)
 
     def log_eval(self, report: EvalReport) -> None:
@@ -158,7 +159,7 @@ class BarConsole:
         self._refreshed = now
         info = self._pace.info
         left = self._pace.seconds_left(step, num_tokens_seen, now)
-        parts = [step_of(step, info.max_steps), self._figures, "" if left is None else f"{duration(left)} left"]
+        parts = [step_of(step, info.max_steps), "" if left is None else f"{duration(left)} left", self._figures]
         fraction = info.fraction_done(step, num_tokens_seen)
         self._progress.update(
             self._task,

@@ -152,10 +152,17 @@ def bar_output(encoding: str, width: int = 160) -> str:
 def test_the_bar_shows_the_newest_figures_and_messages_scroll_above() -> None:
     text = bar_output("utf-8")
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
-    assert "step 10/100 | loss 2.5000 | lr 3.00e-04 | grad norm 0.75 | 512 tokens/s | MFU 41.0% | 0:01:30 left" in plain
+    assert "step 10/100 | 0:01:30 left | loss 2.5000 | lr 3.00e-04 | 512 tokens/s | MFU 41.0%" in plain
     assert "step 5/100" in plain
     assert "[bold]Größe[/bold] :smile:" in plain, "a message is text, not markup"
     assert "eval at step 10 | loss 1.0000" in plain
+
+
+def test_eighty_columns_hold_what_matters_and_no_line_wraps() -> None:
+    text = bar_output("utf-8", width=80)
+    drawn = [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", part) for part in re.split(r"[\r\n]", text)]
+    assert max(map(len, drawn)) <= 80
+    assert any("0:01:30 left | loss 2.5000 | lr 3.00e-04 | 512 tokens/s" in part for part in drawn)
 
 
 def test_the_bar_fits_a_terminal_that_knows_ascii_alone() -> None:
