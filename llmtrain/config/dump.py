@@ -26,6 +26,11 @@ class CoreDumper(yaml.SafeDumper):
             return CoreLoader("").resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         return tag
 
+    def represent_scalar(self, tag: str, value: Any, style: str | None = None) -> yaml.ScalarNode:
+        """Text with a line break goes in double quotes: any other style would need lines of its own."""
+        is_one_line = "".join(str(value).splitlines()) == str(value)
+        return super().represent_scalar(tag, value, style if is_one_line else '"')
+
 
 def dump_config(config: Config, origin_of: Callable[[str], str] | None = None) -> str:
     """YAML with every key, loadable as it is; with `origin_of`, each value's origin as a comment."""

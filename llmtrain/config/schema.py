@@ -206,7 +206,10 @@ class DataConfig(Section):
 
 
 class BatchConfig(Section):
-    """Sizes in sequences: global_batch_size = per_device_train_batch_size x gradient_accumulation_steps x world size."""
+    """Sizes in sequences.
+
+    global_batch_size = per_device_train_batch_size x gradient_accumulation_steps x world size.
+    """
 
     global_batch_size: PositiveInt | None = Field(
         None, description="Sequences per optimizer step over all ranks; the knob that decides the training."

@@ -230,5 +230,8 @@ def test_rules_between_keys(loader: Loader, block: str, path: str) -> None:
 
 
 def test_what_the_rules_allow(loader: Loader) -> None:
-    block = "zero_optimization: {stage: 3, offload_param: {device: none}, zero_hpz_partition_size: 8, compute_grad_norm: true}"
-    assert loader.load(f"deepspeed={{{block}}}", "deepspeed.gradient_allreduce_op=mean").config.zero_stage == 3
+    zero = "{stage: 3, offload_param: {device: none}, zero_hpz_partition_size: 8, compute_grad_norm: true}"
+    assert (
+        loader.load(f"deepspeed.zero_optimization={zero}", "deepspeed.gradient_allreduce_op=mean").config.zero_stage
+        == 3
+    )

@@ -97,7 +97,7 @@ def test_a_value_that_both_set_alike_is_fine(loader: Loader) -> None:
     ("ds_config", "path", "source"),
     [
         ({"train_batch_size": 32}, "batch.global_batch_size", "train_batch_size gives 32"),
-        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, "optimizer.learning_rate", "optimizer.params.lr gives"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, "optimizer.learning_rate", "optimizer.params.lr"),
         ({"optimizer": {"type": "Lion"}}, "optimizer.name", "optimizer.type gives lion"),
         ({"fp16": {"enabled": True}}, "precision", "fp16.enabled gives fp16"),
         ({"fp16": {"enabled": False}, "bf16": {"enabled": False}}, "precision", "gives fp32"),
@@ -139,7 +139,7 @@ def test_precisions(loader: Loader) -> None:
     [
         ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type", "is none that llmtrain has"),
         ({"optimizer": {"params": {}}}, "optimizer.type", "is none that llmtrain has"),
-        ({"optimizer": {"type": "AdamW", "params": {"learning_rat": 1}}}, "optimizer.params.learning_rat", "is not a param"),
+        ({"optimizer": {"type": "AdamW", "params": {"rate": 1}}}, "optimizer.params.rate", "is not a parameter"),
         ({"optimizer": {"type": "AdamW", "params": {"beta": [1, 2]}}}, "optimizer.params.beta", "is not a parameter"),
         ({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}}, "optimizer.params.betas", "must be a list of two"),
         ({"optimizer": {"type": "Adam", "params": {"adam_w_mode": False}}}, "optimizer.params.adam_w_mode", "no equal"),

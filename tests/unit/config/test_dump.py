@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from llmtrain.config import Config, diff, dump_config, json_schema, load_config
@@ -57,7 +57,12 @@ def plain(value: str) -> bool:
     packing=st.booleans(),
     sets=st.dictionaries(st.text("abc.-1", min_size=1, max_size=4), st.just([{"path": "org/x"}]), max_size=2),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_a_dump_loads_to_the_same_configuration(
     loader: Loader,
     name: str,

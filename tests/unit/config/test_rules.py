@@ -43,7 +43,7 @@ REFUSED = [
     ("schedule.max_steps=null", "schedule", "needs one of max_steps, num_train_epochs and max_tokens"),
     ("schedule.max_steps=null schedule.num_train_epochs=2", "schedule.lr_scheduler_type",
      "needs to know where the run ends"),
-    ("schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=constant schedule.warmup_steps=0.1",
+    ("schedule.max_steps=null schedule.num_train_epochs=2 schedule.lr_scheduler_type=constant schedule.warmup_steps=.1",
      "schedule.warmup_steps", "is a share of a run whose length"),
     ("schedule.warmup_steps=1.5", "schedule.warmup_steps", "is neither a whole number of steps nor a share"),
     ("schedule.warmup_steps=101", "schedule.max_steps", "is shorter than schedule.warmup_steps=101"),
