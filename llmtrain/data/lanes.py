@@ -21,6 +21,7 @@ sources restart by themselves, each with its own epochs, and lanes do not end.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -38,6 +39,10 @@ class TraceRow(NamedTuple):
     source: int
     shard: str
     row: int
+
+    def to_json_line(self, step: int) -> str:
+        """The line of trace.jsonl."""
+        return json.dumps({"step": step, **self._asdict()}, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

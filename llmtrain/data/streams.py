@@ -56,7 +56,7 @@ class BlockStart:
     def to_dict(self) -> dict[str, Any]:
         """JSON-able."""
         state: dict[str, Any] = {"epoch": self.epoch, "block": self.block, "piece": self.piece, "row": self.row}
-        return {**state, "bytes": list(self.num_bytes)} if self.num_bytes else state
+        return {**state, "bytes": self.num_bytes} if self.num_bytes else state
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> BlockStart:
