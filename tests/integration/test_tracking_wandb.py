@@ -26,7 +26,6 @@ from llmtrain.config.schema import TrackingConfig
 from llmtrain.tracking import EvalReport, RunFolder, RunInfo, StepReport, build_console, build_trackers
 from llmtrain.tracking import background
 
-background.FINISH_SECONDS.update(done=3.0)
 folder = RunFolder(Path(sys.argv[1]))
 tracking = TrackingConfig(report_to=["wandb"], project="proj", tags=["a", "b"], notes="a note")
 console = build_console(is_main=True)
@@ -85,7 +84,7 @@ def start(home: Path, scenario: str, *arguments: str, **environment: str) -> sub
     )
 
 
-def finish(process: subprocess.Popen[str], timeout_seconds: float = 60.0) -> tuple[str, str]:
+def finish(process: subprocess.Popen[str], timeout_seconds: float = 120.0) -> tuple[str, str]:
     """Output and errors of a scenario that ended well."""
     try:
         output, errors = process.communicate(timeout=timeout_seconds)
@@ -150,7 +149,7 @@ def test_a_key_that_is_not_one_is_said_once_and_the_run_is_recorded_offline(tmp_
 
 
 def test_a_service_that_cannot_be_reached_leaves_an_offline_run(tmp_path: Path) -> None:
-    hurry = "trackers._trackers[2]._tracker._init_seconds = 1.0; background.FINISH_SECONDS.update(done=40.0)"
+    hurry = "trackers._trackers[2]._tracker._init_seconds = 1.0"
     scenario = BUILD + hurry + START + RUN + FINISH
     output, errors = finish(start(tmp_path, scenario, WANDB_API_KEY=KEY, WANDB_BASE_URL=NOBODY))
     assert errors == ""
@@ -179,10 +178,13 @@ time.sleep(0.5)
 """
 STOP = """
 os.kill(service_of_the_running_run().pid, signal.SIGSTOP)
+background.FINISH_SECONDS["done"] = 3.0
 """
 
 
-@pytest.mark.parametrize(("fault", "complaint"), [(KILL, "failed with"), (STOP, "did not finish within 3 s")])
+@pytest.mark.parametrize(
+    ("fault", "complaint"), [(KILL, "failed with"), (STOP, "did not finish within 3 s")], ids=["killed", "stopped"]
+)
 def test_a_service_process_that_dies_or_hangs_costs_one_warning(tmp_path: Path, fault: str, complaint: str) -> None:
     output, errors = finish(start(tmp_path, BUILD + START + fault + RUN + FINISH + "print('end reached')"))
     assert errors == ""
@@ -233,7 +235,7 @@ def test_a_job_in_the_background_of_a_terminal_is_not_asked(tmp_path: Path) -> N
     (tmp_path / "run").mkdir()
     code = (
         "import subprocess, sys\n"
-        "sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]], process_group=0, timeout=60).returncode)"
+        "sys.exit(subprocess.run([sys.executable, '-c', *sys.argv[1:]], process_group=0, timeout=120).returncode)"
     )
     pid, terminal = pty.fork()
     if pid == 0:
@@ -256,7 +258,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def converse(terminal: int, question: str, answer: str, timeout_seconds: float = 60.0) -> str:
+def converse(terminal: int, question: str, answer: str, timeout_seconds: float = 120.0) -> str:
     """All that comes from the terminal until it is closed; answers the question once."""
     output, answered, deadline = "", False, time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
