@@ -44,10 +44,8 @@ def meta_model(config: Config, model_config: Any) -> Any:
     """
     try:
         return _on_meta(config, model_config, config.model.attn_implementation)
-    except (
-        Exception
-    ) as error:  # models raise what they like (ValueError, ImportError, AssertionError, ZeroDivisionError)
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except Exception as error:  # models raise what they like: ValueError, ImportError, AssertionError, …
+        reason = " ".join(str(error).split()).partition(" Please request")[0] or type(error).__name__
         raise ConfigError(_build_problem(config, model_config, reason)) from error
 
 
