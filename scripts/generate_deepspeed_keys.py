@@ -329,19 +329,27 @@ def first_sentence(text: str) -> str:
     return text.split(" See http")[0].strip()
 
 
+def table_text() -> str:
+    """The table as the repository keeps it."""
+    return json.dumps(build_table(), indent=1) + "\n"
+
+
+def difference() -> list[str]:
+    """What differs between the table in the repository and DeepSpeed, as a unified diff; empty where nothing does."""
+    lines = [text.splitlines() for text in (TABLE.read_text(encoding="utf-8"), table_text())]
+    return list(difflib.unified_diff(*lines, "in the repository", "from DeepSpeed", lineterm="", n=8))
+
+
 def main() -> int:
     """Write the table, or compare it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
-    arguments = parser.parse_args()
-    text = json.dumps(build_table(), indent=1) + "\n"
-    if not arguments.check:
-        TABLE.write_text(text, encoding="utf-8")
+    if not parser.parse_args().check:
+        TABLE.write_text(table_text(), encoding="utf-8")
         return 0
-    lines = [kept.splitlines() for kept in (TABLE.read_text(encoding="utf-8"), text)]
-    difference = list(difflib.unified_diff(*lines, "in the repository", "from DeepSpeed", lineterm="", n=8))
-    print("\n".join(difference))
-    return 1 if difference else 0
+    lines = difference()
+    print("\n".join(lines))
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

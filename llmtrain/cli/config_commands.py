@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.errors import ABSENT
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 def add_config_commands(subparsers: Subparsers) -> None:
     """Add `config` with its four commands."""
     config = subparsers.add_parser("config", help="look at a configuration: show, check, schema, diff")
-    commands = config.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = config.add_subparsers(
+        title="commands", metavar="COMMAND", required=True, parser_class=_ParserOfOverrides
+    )
 
     show = commands.add_parser("show", help="the resolved configuration, with the origin of every value")
     _add_config_arguments(show)
@@ -40,18 +43,35 @@ def add_config_commands(subparsers: Subparsers) -> None:
     diff.set_defaults(run=_diff)
 
 
+class _ParserOfOverrides(argparse.ArgumentParser):
+    """Takes `--key.sub=value` as an override, as `scripts/train.py` does."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        parsed, rest = super().parse_known_args(args, namespace)
+        overrides = [word for word in rest if re.match(r"--[A-Za-z_][\w.\[\]]*=", word)]
+        if hasattr(parsed, "overrides"):
+            parsed.overrides += overrides
+            rest = [word for word in rest if word not in overrides]
+        return parsed, rest
+
+
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", metavar="FILE|key.sub=value", help="files, as --config; or overrides")
-    parser.add_argument("--config", action="append", type=Path, default=[], metavar="FILE", help="merged left to right")
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help="override the files")
+    parser.add_argument(
+        "--config",
+        action="append",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="may be given several times; merged left to right",
+    )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="a ds_config JSON")
 
 
 def _load(arguments: argparse.Namespace) -> LoadedConfig:
     from llmtrain.config import load_config
 
-    overrides = [word for word in arguments.files if "=" in word]
-    paths = [*arguments.config, *(Path(word) for word in arguments.files if "=" not in word)]
-    return load_config(paths, overrides, deepspeed_file=arguments.deepspeed)
+    return load_config(arguments.config, arguments.overrides, deepspeed_file=arguments.deepspeed)
 
 
 def _show(arguments: argparse.Namespace) -> int:

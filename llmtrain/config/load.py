@@ -21,7 +21,7 @@ from llmtrain.config.merge import apply_override, merge_layer, replace_origins
 from llmtrain.config.provenance import DEFAULT, Provenance, leaves
 from llmtrain.config.schema import Config
 from llmtrain.config.types import parse_number
-from llmtrain.config.validate import fill_sections, validate
+from llmtrain.config.validate import drop_empty_sections, fill_sections, validate
 from llmtrain.config.yaml_loader import Document, read_yaml
 from llmtrain.errors import ConfigError, Problem
 
@@ -65,6 +65,8 @@ class _Loading:
         for path in paths:
             try:
                 layer = read_yaml(path)
+                for name in drop_empty_sections(layer.data):
+                    self.document.origins.setdefault(name, layer.origins[name])
                 self._use_deepspeed_path(layer)
                 merge_layer(self.document, layer)
             except ConfigError as error:
@@ -86,7 +88,9 @@ class _Loading:
 
     def _use_deepspeed_path(self, layer: Document) -> None:
         """Replace the path of a ds_config JSON by what it holds; it takes the place of the block so far."""
-        named = layer.data.get("deepspeed")
+        named = layer.data.get("deepspeed", {})
+        if named is None:  # an override has taken the block back, and with it the file that it came from
+            self.file, layer.data["deepspeed"] = None, {}
         if not isinstance(named, str):
             return
         layer.data["deepspeed"] = {}
@@ -123,7 +127,7 @@ class _Loading:
 
     def check(self, name: str | None) -> LoadedConfig:
         """Check everything; the configuration, or one error."""
-        data, origins = self.document.data, self.document.origins
+        data, origins = fill_sections(self.document.data), self.document.origins
         if name and isinstance(data.get("run"), dict) and data["run"].get("name") is None:
             data["run"]["name"] = name
             origins["run.name"] = DEFAULT

@@ -238,22 +238,23 @@ def _evaluation(config: Config) -> Iterator[Problem]:
 
 
 def _best_metric(config: Config) -> Iterator[Problem]:
-    metric = config.eval.metric_for_best_model
-    if metric is None or config.data.eval is None:
-        return
+    metric, patience = config.eval.metric_for_best_model, config.eval.early_stopping_patience
     known = metric_names(config)
-    if metric not in known:
+    if metric is None and patience is not None and "eval_loss" not in known and known:
+        remedy = f"one of {listed(known)}"
+        yield Problem("eval.metric_for_best_model", "is required to stop early with several named sets", remedy)
+    if metric is not None and known and metric not in known:
         meant = nearest(metric, known)
         remedy = f"did you mean {meant}?" if meant else f"there are {listed(known)}"
         yield Problem("eval.metric_for_best_model", "is no metric of this run", remedy, value=metric)
 
 
 def metric_names(config: Config) -> list[str]:
-    """The names that `eval.metric_for_best_model` may have: of the first (or only) set, and of each named one."""
-    names = ["eval_loss", "eval_perplexity"]
-    if isinstance(config.data.eval, dict):
-        names += [f"eval_{name}_{metric}" for name in config.data.eval for metric in ("loss", "perplexity")]
-    return names
+    """What `eval.metric_for_best_model` may be: the metrics of the one set, or of each named one."""
+    if config.data.eval is None:
+        return []
+    prefixes = [f"eval_{name}" for name in config.data.eval] if isinstance(config.data.eval, dict) else ["eval"]
+    return [f"{prefix}_{metric}" for prefix in prefixes for metric in ("loss", "perplexity")]
 
 
 def _batch(config: Config) -> Iterator[Problem]:

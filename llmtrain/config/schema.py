@@ -293,8 +293,8 @@ class EvalConfig(Section):
     )
     metric_for_best_model: Str | None = Field(
         None,
-        description="eval_loss, or with several sets eval_<set>_loss; keeps that best checkpoint through "
-        "retention. Default with early stopping: eval_loss (the first set's).",
+        description="eval_loss or eval_perplexity; with named sets eval_<set>_loss or eval_<set>_perplexity. Keeps "
+        "the best checkpoint through retention. Default with early stopping and one set: eval_loss.",
     )
     greater_is_better: Bool = Field(False, description="Whether a larger metric is the better one.")
     early_stopping_patience: PositiveInt | None = Field(

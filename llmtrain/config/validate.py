@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,7 +34,7 @@ class Checked:
 
     config: Config | None
     problems: list[Problem]
-    repaired: set[str] = field(default_factory=set)
+    repaired: set[str] = dataclass_field(default_factory=set)
 
 
 def validate(data: dict[str, Any], origins: dict[str, str], deepspeed_keys: list[str]) -> Checked:
@@ -52,12 +53,31 @@ def validate(data: dict[str, Any], origins: dict[str, str], deepspeed_keys: list
 
 
 def fill_sections(data: dict[str, Any]) -> dict[str, Any]:
-    """A section that is missing or empty in the file is an empty mapping: errors then name the missing leaf."""
-    for name, section in Config.model_fields.items():
-        is_section = isinstance(section.annotation, type) and issubclass(section.annotation, Section)
-        if (is_section or name == "deepspeed") and data.get(name) is None:
+    """A section that is missing, or taken back by `section=null`, is an empty mapping: errors name the missing leaf."""
+    for name in section_names():
+        if data.get(name) is None:
             data[name] = {}
     return data
+
+
+def drop_empty_sections(data: dict[str, Any]) -> list[str]:
+    """A section of a file with nothing under its name says nothing, and takes nothing back from earlier files.
+
+    The names of those dropped.
+    """
+    empty = [name for name in section_names() if name in data and data[name] is None]
+    for name in empty:
+        del data[name]
+    return empty
+
+
+def section_names() -> list[str]:
+    """The keys of the whole file that hold sections."""
+    return [
+        name
+        for name, field in Config.model_fields.items()
+        if name == "deepspeed" or (isinstance(field.annotation, type) and issubclass(field.annotation, Section))
+    ]
 
 
 def _repair(

@@ -208,6 +208,7 @@ def test_the_path_of_a_file_in_the_block(loader: Loader) -> None:
     assert replaced.config.optimizer.max_grad_norm == 0.3
     assert "deepspeed.zero_optimization.stage" not in replaced.provenance.as_dict()
     assert load_config([base], deepspeed_file=Path("other.json")).config.deepspeed == replaced.config.deepspeed
+    assert load_config([base], ["deepspeed=other.json", "deepspeed=null"]).config.optimizer.max_grad_norm == 1.0
     second = loader.write("deepspeed: other.json\n", "second.yaml")
     assert load_config([base, second]).config.deepspeed == replaced.config.deepspeed
 

@@ -76,6 +76,15 @@ def test_null_takes_a_value_back(loader: Loader) -> None:
     )
 
 
+def test_an_empty_section_of_a_file_says_nothing(loader: Loader) -> None:
+    base = loader.write(MINIMAL + "run: {seed: 3}\ndeepspeed: {zero_optimization: {stage: 2}}\n", "base.yaml")
+    empty = loader.write("run:\ndeepspeed:\n", "empty.yaml")
+    config = load_config([base, empty]).config
+    assert (config.run.seed, config.zero_stage) == (3, 2)
+    taken_back = load_config([base], ["run=null", "deepspeed=null"]).config
+    assert (taken_back.run.seed, taken_back.zero_stage, taken_back.run.name) == (42, 0, "base")
+
+
 def test_an_empty_section_is_its_defaults(loader: Loader) -> None:
     assert loader.load(text=MINIMAL + "run:\neval:\ndeepspeed:\n").config.run.seed == 42
     assert loader.load("checkpoint=null").config.checkpoint.save_steps == 500
