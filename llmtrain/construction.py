@@ -9,6 +9,7 @@ What can be found wrong without the model is found before it is built. Every ran
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,11 +134,12 @@ class Parts:
         """With `data.trace`: write which documents start in this step; a collective then."""
         if not self.config.data.trace:
             return
-        gathered = self.dist.gather_objects([row.to_json_line(step) for row in data.trace])
+        gathered = self.dist.gather_objects([json.dumps({"step": step, **row._asdict()}) for row in data.trace])
         writer = self.folder.trace() if self.dist.is_main else None
         if writer is not None:
-            for line in sorted(line for lines in gathered for line in lines):
-                writer.append(line)
+            for lines in gathered:
+                for line in lines:
+                    writer.append(line)
             writer.close()
 
     def utilization(self, tokens_per_second: float) -> float | None:
