@@ -106,6 +106,7 @@ class _Loading:
         if self.file is None:
             return
         self.document.problems += self.file.problems
+        fill_sections(self.document.data)
         for setting in sorted(self.file.carried, key=lambda carried: carried.is_implied):
             self._take_over(setting, self.file.name)
 
@@ -140,13 +141,9 @@ class _Loading:
         if problems or checked.config is None:
             raise ConfigError(_unique(problems)).with_origins(provenance.origin_of)
         resolved = checked.config.model_dump()
-        defaults = {path: DEFAULT for path, _ in leaves(resolved) if not _is_set(path, origins)}
+        defaults = {path: DEFAULT for path, _ in leaves(resolved) if path not in origins}
         notes = tuple(self.file.notes) if self.file else ()
         return LoadedConfig(checked.config, Provenance({**defaults, **origins}), notes)
-
-
-def _is_set(path: str, origins: dict[str, str]) -> bool:
-    return path in origins
 
 
 def _is_same(left: Any, right: Any) -> bool:

@@ -54,7 +54,7 @@ def validate(data: dict[str, Any], origins: dict[str, str], deepspeed_keys: list
 
 def fill_sections(data: dict[str, Any]) -> dict[str, Any]:
     """A section that is missing, or taken back by `section=null`, is an empty mapping: errors name the missing leaf."""
-    for name in section_names():
+    for name in _section_names():
         if data.get(name) is None:
             data[name] = {}
     return data
@@ -65,13 +65,13 @@ def drop_empty_sections(data: dict[str, Any]) -> list[str]:
 
     The names of those dropped.
     """
-    empty = [name for name in section_names() if name in data and data[name] is None]
+    empty = [name for name in _section_names() if name in data and data[name] is None]
     for name in empty:
         del data[name]
     return empty
 
 
-def section_names() -> list[str]:
+def _section_names() -> list[str]:
     """The keys of the whole file that hold sections."""
     return [
         name

@@ -1,7 +1,7 @@
 """Ask the installed DeepSpeed about the table of its keys; run as a module, for importing deepspeed takes seconds.
 
 `python -m tests.contract.deepspeed_agreement` compares the table with what DeepSpeed reads, hands DeepSpeed a legal
-value for every key of the sections that refuse unknown ones, and lets it parse a block that has something of everything.
+value for every key of the sections that refuse unknown ones, and lets it parse a block with something of everything.
 """
 
 from __future__ import annotations

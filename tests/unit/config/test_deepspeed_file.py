@@ -88,6 +88,15 @@ def test_a_file_of_the_trainers_is_accepted_and_its_autos_are_dropped(loader: Lo
     ]
 
 
+def test_a_section_that_was_taken_back_is_filled_from_the_file(loader: Loader) -> None:
+    config = loader.load("optimizer=null", "batch=null", "schedule=null", ds_config=WHOLE).config
+    assert (config.optimizer.learning_rate, config.batch.global_batch_size, config.schedule.max_steps) == (
+        3e-5,
+        32,
+        500,
+    )
+
+
 def test_a_value_that_both_set_alike_is_fine(loader: Loader) -> None:
     ds_config = {"train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.001}}}
     assert loader.load("batch.global_batch_size='16'", ds_config=ds_config).config.batch.global_batch_size == 16
