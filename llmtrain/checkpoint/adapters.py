@@ -306,7 +306,7 @@ class Stage3(Wrapped):
     def refresh_model(self) -> None:
         """Without prologue and epilogue, parameters that are kept gathered would stay as they were."""
         self.wrapper.checkpoint_event_prologue()
-        for owner in range(len(self.owners)):
+        for owner in range(len(self.wrapper.fp16_groups)):
             with self.resident(owner):
                 self.wrapper._reassign_or_swap_out_partitioned_parameters(owner)
         self.wrapper.checkpoint_event_epilogue()
