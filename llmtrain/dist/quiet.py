@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 
 
 def quiet_dependencies() -> None:
@@ -13,6 +14,8 @@ def quiet_dependencies() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # A record is dropped by the logger's own filter, also where DeepSpeed adds its handler later.
     logging.getLogger("DeepSpeed").addFilter(_is_worth_saying)
+    # DeepSpeed 0.19 calls torch's collectives by the names that torch 2.13 is about to change.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:

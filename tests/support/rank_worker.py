@@ -6,10 +6,14 @@ import datetime
 import sys
 import traceback
 
-import deepspeed.comm
-import torch
+from llmtrain.dist.quiet import quiet_dependencies
 
-from tests.support.ranks import connect
+quiet_dependencies()
+
+import deepspeed.comm  # noqa: E402  (the line above sets what it prints)
+import torch  # noqa: E402
+
+from tests.support.ranks import connect  # noqa: E402
 
 
 def main() -> None:
