@@ -7,7 +7,8 @@ In the order in which a run passes through it:
     quiet          dependencies say only what the user must know; set before torch is imported
     facts          rank, world size and meeting point, from whichever launcher there is
     rendezvous     the ranks meet at the master's port and learn each other's hosts and process ids
-    failure        from here on a rank that fails or dies ends the whole job, with one reason, on its own channel
+    failure        what a failure of the job is
+    channel        from the meeting on a rank that fails or dies ends the whole job, with that failure
     process_group  device, threads, torch's and DeepSpeed's process groups
     agreement      the asynchronous all-reduce of each step: tokens, sequence present, stop requested, failed
     runtime        `Dist`, which is all of this for the trainer

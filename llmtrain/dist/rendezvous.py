@@ -32,6 +32,7 @@ from llmtrain.dist.facts import LOOPBACK, RankFacts, is_loopback
 from llmtrain.dist.launcher import find_launcher, num_living_siblings
 from llmtrain.dist.processes import ProcessId, host_id, leave
 from llmtrain.dist.signals import StopRequest
+from llmtrain.dist.waiting import within
 from llmtrain.errors import ConfigError, ExitStatus, Interrupted, Problem, RankFailedError
 
 _POLL_SECONDS = 0.1
@@ -172,10 +173,13 @@ def _reach(host: str, port: int) -> str:
 
 
 def _connect(host: str, port: int) -> TCPStore:
-    # Short, because torch cannot be interrupted while it greets something that is no store.
-    greeting = datetime.timedelta(seconds=_GREETING_SECONDS)
-    store = TCPStore(host, port, is_master=False, timeout=greeting, wait_for_workers=False)
-    store.set_timeout(datetime.timedelta(seconds=_STORE_SECONDS))
+    timeout = datetime.timedelta(seconds=_STORE_SECONDS)
+    # torch greets a listener that is no store for ever.
+    store = within(
+        _GREETING_SECONDS, lambda: TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    )
+    if store is None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "what listens there does not answer as rank 0 would")
     return store
 
 

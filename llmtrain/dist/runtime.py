@@ -10,8 +10,9 @@ import torch
 import torch.distributed as torch_dist
 
 from llmtrain.dist.agreement import StepAgreement
+from llmtrain.dist.channel import FailureChannel
 from llmtrain.dist.facts import LOOPBACK, RankFacts
-from llmtrain.dist.failure import Failure, FailureChannel, NullChannel, failure_of, is_lost_connection
+from llmtrain.dist.failure import Failure, NullChannel, failure_of, is_lost_connection
 from llmtrain.dist.process_group import Groups, choose_device, new_groups, share_cpus, start_groups, stop_groups
 from llmtrain.dist.processes import leave, say
 from llmtrain.dist.rendezvous import meet
