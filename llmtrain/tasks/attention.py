@@ -14,7 +14,9 @@ nothing for padding, which comes last and is not supervised.
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,20 +46,20 @@ def traits_of(model: Model) -> ModelTraits:
     config = module.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"])
-    offsets = [
-        child.padding_idx + 1
-        for name, child in module.named_modules()
-        if isinstance(child, torch.nn.Embedding)
-        and name.endswith("position_embeddings")
-        and child.padding_idx is not None
-    ]
+    table = getattr(getattr(module.base_model, "embeddings", None), "position_embeddings", None)
+    padding_position = getattr(table, "padding_idx", None)
     return ModelTraits(
-        parameters=frozenset(inspect.signature(module.forward).parameters),
+        parameters=_parameter_names(type(module).forward),
         kernel=config._attn_implementation,
         dtype=next(module.parameters()).dtype,
-        position_offset=max(offsets, default=0),
+        position_offset=0 if padding_position is None else padding_position + 1,
         windows={kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)},
     )
+
+
+@functools.cache
+def _parameter_names(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def model_inputs(model: Model, batch: Batch, *, is_causal: bool, isolate_documents: bool) -> dict[str, Any]:

@@ -11,8 +11,9 @@ import torch
 
 from llmtrain.config.schema import Config
 from llmtrain.models import build_model, model_facts, resolve_model_config
+from llmtrain.tasks import Task, build_task
 from tests.support.ranks import RankPool
-from tests.support.tiny_models import tiny_config, tiny_tokenizer
+from tests.support.tiny_models import TinySequence, gradients, random_sequence, tiny_config, tiny_tokenizer
 
 ARCHITECTURES = ("gpt2", "llama", "bert")
 
@@ -88,3 +89,48 @@ def test_pretrained(architecture: str, num_tokens: int, two_ranks: RankPool, tmp
     model = {"architecture": None, "name_or_path": str(tmp_path), "config_overrides": overrides}
     tokenizer = tiny_tokenizer(vocab_size=num_tokens)
     _check(tiny_config(model=model), tokenizer, two_ranks, "fp32", is_partitioned=not overrides)
+
+
+def _losses_under_zero3(config: Config, tokenizer: Any, task: Task, sequence: TinySequence) -> list[float]:
+    """The loss of a packed sequence through DeepSpeed's engine, before and after a step in which rank 1 has nothing."""
+    import deepspeed
+    from transformers.integrations import HfDeepSpeedConfig
+
+    ds_config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 3},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 0.0,
+    }
+    context = HfDeepSpeedConfig(ds_config)
+    model = build_model(config, resolve_model_config(config, tokenizer))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config)
+    has_data = deepspeed.comm.get_rank() == 0
+    output = task.loss(engine, task.collate([task.encode(sequence) if has_data else None]))
+    engine.backward(output.loss_sum)
+    engine.step()
+    after = task.loss(engine, task.collate([task.encode(sequence)]))
+    engine.destroy()
+    del context
+    return [output.loss_sum.item(), after.loss_sum.item()]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_loss_through_the_engine(architecture: str, two_ranks: RankPool) -> None:
+    """The task takes the engine for a model, and a rank without data takes part in the backward with zeros."""
+    config = tiny_config(architecture)
+    tokenizer = tiny_tokenizer("bert" if architecture == "bert" else "gpt")
+    task, sequence = build_task(config, tokenizer), random_sequence([12, 9])
+    model = build_model(config, resolve_model_config(config, tokenizer))
+    before = task.loss(model, task.collate([task.encode(sequence)])).loss_sum
+    # Half of the gradient: DeepSpeed takes the mean over two ranks, and one of them has none.
+    gradient = gradients(model, before)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter -= 0.1 * gradient[name] / 2
+    after = task.loss(model, task.collate([task.encode(sequence)])).loss_sum
+    first, second = two_ranks.run(_losses_under_zero3, config, tokenizer, task, sequence)
+    assert second[0] == 0.0
+    assert first[0] == pytest.approx(before.item(), rel=1e-6)
+    assert first[1] == second[1] == pytest.approx(after.item(), rel=1e-5)
