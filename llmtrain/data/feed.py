@@ -19,6 +19,8 @@ from llmtrain.errors import DataError
 READ_AHEAD_ROWS = 16
 READ_AHEAD_BYTES = 256 << 10
 """Rows are tokenized together until they hold so many bytes."""
+MAX_ROWS_WITHOUT_TEXT = 10_000
+"""An endless source that gives a lane no text in so many rows, and in more epochs than there are lanes, is refused."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Feed:
         self._part: BlockPart | None = None
         self._read_to = cursor
         self._last_epoch = cursor.block.epoch
+        self._rows_without_text = 0
 
     def peek(self) -> Document | None:
         """The next document; None at the end of the epoch."""
@@ -149,16 +152,21 @@ class Feed:
             if tokens is not None and not isinstance(tokens, UnusableRecord):
                 self._ready.append(Document(tokens, row, self._read_to))
                 self._last_epoch = place.block.epoch
+                self._rows_without_text = 0
         return True
 
     def _enter(self, part: BlockPart) -> None:
         is_resumed_block = self._part is None and part.start.number == self._read_to.block.number
         self._part = part
         self._read_to = Cursor(part.start, self._read_to.position if is_resumed_block else 0, self._read_to.counts)
+        self._rows_without_text += len(part.rows)
+        num_epochs = part.start.epoch - self._last_epoch
         # An endless stream of records without text would be read for ever.
-        if part.start.epoch - self._last_epoch > self._reader.corpus.num_lanes + 1:
+        if num_epochs > self._reader.corpus.num_lanes and self._rows_without_text > MAX_ROWS_WITHOUT_TEXT:
             name = self._reader.corpus.shards[0].name
-            raise DataError(f"lane {self._lane} was given no text by several epochs of {name} and what belongs to it")
+            raise DataError(
+                f"lane {self._lane} was given no text by {num_epochs} epochs of {name} and what goes with it"
+            )
 
     def _next_rows(self, rows: Sequence[Row]) -> list[Row]:
         taken: list[Row] = []

@@ -70,20 +70,27 @@ def is_level(sizes: Sequence[int], num_lanes: int) -> bool:
 
 
 class RowDealer:
-    """Deals rows to the lane with the fewest bytes so far (the lowest number on ties)."""
+    """Deals rows to the lane with the fewest bytes so far; on ties to the one that comes first from lane `first` on.
 
-    def __init__(self, num_bytes: Sequence[int]) -> None:
-        self._fullness = [(size, lane) for lane, size in enumerate(num_bytes)]
+    `first` differs between epochs: where there are few rows of one size, no lane has the same ones in every epoch.
+    """
+
+    def __init__(self, num_bytes: Sequence[int], first: int) -> None:
+        self._first = first % len(num_bytes)
+        self._fullness = [(size, (lane - self._first) % len(num_bytes)) for lane, size in enumerate(num_bytes)]
         heapq.heapify(self._fullness)
 
     def deal(self, size: int) -> int:
         """The lane of the next row. A row without content counts as one byte, so that such rows are dealt in turn."""
-        fullness, lane = self._fullness[0]
-        heapq.heapreplace(self._fullness, (fullness + max(size, 1), lane))
-        return lane
+        fullness, place = self._fullness[0]
+        heapq.heapreplace(self._fullness, (fullness + max(size, 1), place))
+        return (place + self._first) % len(self._fullness)
 
     @property
     def num_bytes(self) -> tuple[int, ...]:
         """The bytes of each lane, less those of the emptiest: all that later deals depend on."""
         least = self._fullness[0][0]
-        return tuple(size - least for size, _ in sorted(self._fullness, key=lambda pair: pair[1]))
+        sizes = [0] * len(self._fullness)
+        for size, place in self._fullness:
+            sizes[(place + self._first) % len(sizes)] = size - least
+        return tuple(sizes)

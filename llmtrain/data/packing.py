@@ -52,7 +52,8 @@ class DocumentFraming:
 
     def frame(self, tokens: TokenArray) -> TokenArray:
         """The tokens with those before and after them; (n + num_tokens,)."""
-        return np.concatenate([self.prefix, tokens, self.suffix], dtype=np.int32)
+        # "unsafe": an empty tuple is an array of floats to NumPy.
+        return np.concatenate([self.prefix, tokens, self.suffix], dtype=np.int32, casting="unsafe")
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class Stream:
     def _read_blocks(self, start: BlockStart) -> Iterator[tuple[BlockStart, dict[int, list[Row]]]]:
         while True:
             rows = self._rows(start)
-            dealer = RowDealer(start.num_bytes or (0,) * self._corpus.num_lanes) if self._corpus.is_shared else None
+            dealer = self._dealer(start)
             num_blocks = start.block
             while True:
                 parts, end = self._read_block(rows, start, dealer)
@@ -180,6 +180,12 @@ class Stream:
             if num_blocks == start.block == 0:
                 raise DataError(f"an epoch of {self._corpus.shards[0].name} and what belongs to it held no row at all")
             start = BlockStart(start.epoch + 1, num_bytes=start.num_bytes)
+
+    def _dealer(self, start: BlockStart) -> RowDealer | None:
+        """None where the stream has one lane."""
+        if not self._corpus.is_shared:
+            return None
+        return RowDealer(start.num_bytes or (0,) * self._corpus.num_lanes, first=start.epoch)
 
     def _read_block(
         self, rows: Iterator[tuple[int, Row]], start: BlockStart, dealer: RowDealer | None
