@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers.initialization import no_init_weights
 from transformers.modeling_utils import set_zero3_state
 
 from llmtrain.config.schema import Config
@@ -79,12 +80,14 @@ def model_facts(config: Config, model_config: Any) -> ModelFacts:
 
 def _on_meta(config: Config, model_config: Any, attn_implementation: str) -> Any:
     # `set_zero3_state` tells transformers that somebody else cares for ZeRO-3: meta parameters cannot be partitioned.
-    with torch.device("meta"), set_zero3_state():
-        return auto_class(config.model.task).from_config(
+    with torch.device("meta"), set_zero3_state(), no_init_weights():
+        model = auto_class(config.model.task).from_config(
             copy.deepcopy(model_config),
             attn_implementation=attn_implementation,
             trust_remote_code=config.model.trust_remote_code,
         )
+    model.tie_weights()
+    return model
 
 
 def _build_problem(config: Config, model_config: Any, reason: str) -> Problem:

@@ -25,8 +25,8 @@ LENGTHS = (7, 11, 1, 9)
 SEQ_LENGTH = 32
 
 
-def _build(config: Config, **tokens: str | None) -> tuple[Any, Task]:
-    tokenizer = tiny_tokenizer("bert" if config.model.task == "masked_lm" else "gpt", **tokens)
+def _build(config: Config) -> tuple[Any, Task]:
+    tokenizer = tiny_tokenizer("bert" if config.model.task == "masked_lm" else "gpt")
     return build_model(config, resolve_model_config(config, tokenizer)), build_task(config, tokenizer)
 
 

@@ -61,7 +61,7 @@ def tiny_config(architecture: str = "gpt2", seq_length: int = 32, **sections: di
 
 def tiny_tokenizer(kind: str = "gpt", vocab_size: int = 100, **special_tokens: str | None) -> PreTrainedTokenizerFast:
     """A tokenizer of words `w0 w1 …`; `gpt` has eos = bos = pad, `bert` has the five of BERT, at the first ids."""
-    specials: dict[str, str | None] = {
+    kinds: dict[str, dict[str, str | None]] = {
         "gpt": {"eos_token": "<eos>", "bos_token": "<eos>", "pad_token": "<eos>"},
         "bert": {
             "pad_token": "[PAD]",
@@ -70,7 +70,8 @@ def tiny_tokenizer(kind: str = "gpt", vocab_size: int = 100, **special_tokens: s
             "sep_token": "[SEP]",
             "mask_token": "[MASK]",
         },
-    }[kind] | special_tokens
+    }
+    specials = {**kinds[kind], **special_tokens}
     names = list(dict.fromkeys(token for token in specials.values() if token))
     words = [*names, *(f"w{i}" for i in range(vocab_size - len(names)))]
     backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[-1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers.activations import ACT2FN
@@ -34,7 +36,7 @@ def test_native_tanh_gelu(name: str) -> None:
         (KernelsConfig(gelu=False), 0, "off"),
     ],
 )
-def test_choice(kernels: object, num_replaced: int, line: str) -> None:
+def test_choice(kernels: Any, num_replaced: int, line: str) -> None:
     config = tiny_config("gpt2")
     model = build_model(config, resolve_model_config(config, tiny_tokenizer()))
     lines = apply_kernels(model, kernels)

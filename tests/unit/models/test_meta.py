@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from llmtrain.config.schema import Config
@@ -29,7 +31,7 @@ TABLES = {"wte", "wpe", "embed_tokens", "word_embeddings", "position_embeddings"
 
 def test_a_large_model_is_described_at_once() -> None:
     """GPT-3 175B: 700 GB of weights, none of them made. Its training took 3.14e23 FLOPs by the paper (300 B tokens)."""
-    model = {"preset": "gpt3-175b", "architecture": None, "config_overrides": {}}
+    model: dict[str, Any] = {"preset": "gpt3-175b", "architecture": None, "config_overrides": {}}
     config = tiny_config(seq_length=2048, model=model)
     facts = model_facts(config, resolve_model_config(config))
     assert facts.num_layers == 96

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
 from llmtrain.models import build_model, resolve_model_config
+from llmtrain.tasks import Task, build_task
 from llmtrain.tasks import attention as subject
-from llmtrain.tasks import build_task
 from llmtrain.tasks.attention import additive_mask, model_inputs
 from tests.support.tiny_models import random_sequence, separate_examples, tiny_config, tiny_tokenizer
 
 
-def _model_and_task(architecture: str, **data: object) -> tuple[torch.nn.Module, object]:
-    config = tiny_config(architecture, seq_length=16, data=data)
+def _model_and_task(architecture: str) -> tuple[Any, Task]:
+    config = tiny_config(architecture, seq_length=16)
     tokenizer = tiny_tokenizer("bert" if architecture == "bert" else "gpt")
     return build_model(config, resolve_model_config(config, tokenizer)), build_task(config, tokenizer)
 
@@ -40,8 +42,10 @@ def test_batches_of_whole_documents_are_left_to_the_model(architecture: str, is_
     model, task = _model_and_task(architecture)
     one_each = task.collate([task.encode(random_sequence([16])), task.encode(random_sequence([9])), None])
     inputs = model_inputs(model, one_each, is_causal=is_causal, isolate_documents=True)
-    mask = inputs.get("attention_mask")
-    assert mask is None if is_causal else mask.sum(dim=1).tolist() == [16, 9, 0]
+    if is_causal:
+        assert "attention_mask" not in inputs
+    else:
+        assert inputs["attention_mask"].sum(dim=1).tolist() == [16, 9, 0]
     assert inputs["position_ids"].tolist() == [list(range(16))] * 3
     two_in_a_row = task.collate([task.encode(random_sequence([8, 8]))])
     inputs = model_inputs(model, two_in_a_row, is_causal=is_causal, isolate_documents=True)
@@ -61,7 +65,7 @@ def test_flash_attention_gets_one_row_with_its_boundaries(monkeypatch: pytest.Mo
 
 
 def _varlen_reference(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -89,9 +93,7 @@ def _varlen_reference(
 @pytest.mark.parametrize("architecture", ["gpt2", "llama", "bert"])
 def test_boundaries_reach_the_attention_kernel(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of flash-attention, with a kernel that runs everywhere in its place: packed equals separate."""
-    config = tiny_config(architecture, seq_length=16)
-    tokenizer = tiny_tokenizer("bert" if architecture == "bert" else "gpt")
-    model, task = build_model(config, resolve_model_config(config, tokenizer)), build_task(config, tokenizer)
+    model, task = _model_and_task(architecture)
     sequence = random_sequence([7, 5])
     separate = sum(task.loss(model, task.collate([e])).loss_sum for e in separate_examples(task, sequence))
     AttentionInterface.register("varlen_reference", _varlen_reference)
@@ -99,7 +101,7 @@ def test_boundaries_reach_the_attention_kernel(architecture: str, monkeypatch: p
     model.set_attn_implementation("varlen_reference")
     traits = subject.traits_of
 
-    def flash_traits(model: object) -> subject.ModelTraits:
+    def flash_traits(model: Any) -> subject.ModelTraits:
         found = traits(model)
         return subject.ModelTraits(**{**vars(found), "kernel": "flash_attention_2"})
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -20,7 +22,7 @@ def _task(seq_length: int = LENGTH, **data: object) -> MaskedLm:
 
 
 def _within_four_sigma(count: int, num_trials: int, probability: float) -> bool:
-    sigma = (num_trials * probability * (1 - probability)) ** 0.5
+    sigma = math.sqrt(num_trials * probability * (1 - probability))
     return abs(count - num_trials * probability) < 4 * sigma
 
 
