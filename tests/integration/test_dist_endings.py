@@ -99,7 +99,8 @@ def test_two_ranks_killed_at_once_are_recorded_by_the_third(tmp_path: Path) -> N
         job.wait_until_started()
         os.kill(job.rank(0).pid, signal.SIGKILL)
         os.kill(job.rank(1).pid, signal.SIGKILL)
-        assert_failed(job, "rank 0 died", 2, "llmtrain: rank 0 died")
+        # Which of the two is seen first is chance.
+        assert_failed(job, " died: process ", 2, "llmtrain: rank ")
 
 
 @pytest.mark.faults

@@ -34,7 +34,7 @@ LAUNCHERS = [torchrun, torchrun_elastic, accelerate]
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_meet_and_end_well(tmp_path: Path, launcher: type) -> None:
     with launched_job(tmp_path, launcher(free_port()), "--steps", "5") as job:
-        statuses, output = job.end(90.0)
+        statuses, output = job.end(120.0)
     assert statuses == [0], output
     assert [(tmp_path / f"done-{rank}").read_text() for rank in range(2)] == ["2", "2"]
     assert job.left_in_shared_memory() == set()
@@ -43,7 +43,7 @@ def test_ranks_meet_and_end_well(tmp_path: Path, launcher: type) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_raises_fails_the_job(tmp_path: Path, launcher: type) -> None:
     with launched_job(tmp_path, launcher(free_port()), "--raise-on", "1") as job:
-        statuses, output = job.end(90.0)
+        statuses, output = job.end(120.0)
     assert statuses == [1], output
     assert job.failures() == ["by 0: rank 1: ValueError: on purpose"]
 

@@ -3,8 +3,9 @@
     dist_worker.py FOLDER [--steps N] [--step-seconds S] [--raise-on RANK] [--die-early RANK] [--save-seconds S]
         [--fetch-fails-on RANK] [--timeout S]
 
-Writes into FOLDER: `pid-RANK` once it has started, `status` (appended: one line for each call of `on_failure`),
-`saved-RANK` when a stop was agreed on, `done-RANK` at the end of its steps. Ends with the statuses of a run.
+Writes into FOLDER: `meeting-RANK` before it meets the others, `pid-RANK` once it has started, `status` (appended: one
+line for each call of `on_failure`), `saved-RANK` when a stop was agreed on, `done-RANK` at the end of its steps. Ends
+with the statuses of a run.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> None:
 
     if facts.rank == arguments.die_early:
         os.kill(os.getpid(), signal.SIGKILL)
+    (arguments.folder / f"meeting-{facts.rank}").touch()
     dist: Dist | None = None
     try:
         dist = Dist.start(facts, timeout_seconds=arguments.timeout, on_failure=on_failure, stop=stop)
