@@ -32,8 +32,11 @@ class SourceFile:
     size: int
 
 
-def resolve_dataset(config: SourceConfig, key: str) -> tuple[list[SourceFile], Reader]:
-    """The files of the source's split and how they are read. Raises `ConfigError`; `key` is the source's key."""
+def resolve_dataset(config: SourceConfig, key: str, columns: Sequence[str]) -> tuple[list[SourceFile], Reader]:
+    """The files of the source's split and how their `columns` are read.
+
+    Raises `ConfigError`; `key` is the source's key.
+    """
     if not os.path.isdir(config.path):
         _check_hub_name(config.path, f"{key}.path")
     builder = _load_builder(config, key)
@@ -47,6 +50,8 @@ def resolve_dataset(config: SourceConfig, key: str) -> tuple[list[SourceFile], R
     file_format = type(builder).__module__.rsplit(".", 1)[-1]
     reader = reader_of_format(file_format)
     if reader is None:
+        if file_format == "csv":
+            _keep_text(builder, columns)
         return _streamed(builder, config, urls)
     return [SourceFile(_display_name(url, config.path), url, _size(url)) for url in urls], reader
 
@@ -55,12 +60,17 @@ def streaming_csv_reader(columns: Sequence[str]) -> Reader:
     """CSV files of one's own through `datasets`; `columns` stay the text that they are in the file."""
 
     def open_stream(url: str) -> Any:
-        builder = datasets.load_dataset_builder(
-            "csv", data_files={"train": [url]}, converters=dict.fromkeys(columns, str)
-        )
+        builder = datasets.load_dataset_builder("csv", data_files={"train": [url]})
+        _keep_text(builder, columns)
         return builder.as_streaming_dataset(split="train")
 
     return StreamingReader(open_stream)
+
+
+def _keep_text(builder: Any, columns: Sequence[str]) -> None:
+    """Keep pandas from taking "007" for a number and "NA" for nothing."""
+    builder.config.converters = dict.fromkeys(columns, str)
+    builder.config.keep_default_na = False
 
 
 def _streamed(builder: Any, config: SourceConfig, urls: Sequence[str]) -> tuple[list[SourceFile], Reader]:

@@ -100,7 +100,7 @@ def resolve_sources(configs: Sequence[SourceConfig], data: DataConfig, key: str)
 def _resolve_shards(config: SourceConfig, key: str, index: int) -> tuple[Shard, ...]:
     text_format = TextFormat.from_config(config, key)
     if config.path not in LOCAL_FORMATS:
-        files, reader = resolve_dataset(config, key)
+        files, reader = resolve_dataset(config, key, text_format.columns)
         return tuple(Shard(index, file.name, file.url, file.size, reader, text_format) for file in files)
     if config.split != "train":
         rule, remedy = "is not a split of files of one's own", "their only split is train"
