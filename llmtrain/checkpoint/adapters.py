@@ -263,8 +263,8 @@ class Mapped(Wrapped):
     # momentum: those of the matrices in its partition, one after another.
 
     def _has_own_layout(self, kind: str) -> bool:
-        is_zero = not hasattr(self.wrapper, "bf16_groups")
-        return kind == "momentum_buffer" and is_zero and not self.wrapper.cpu_offload
+        is_muon = kind == "momentum_buffer" and "muon" in type(self.optimizer).__name__.lower()
+        return is_muon and not hasattr(self.wrapper, "bf16_groups") and not self.wrapper.cpu_offload
 
     def moment_span(self, piece: Piece, kind: str) -> Span:
         """The whole parameter, for Muon's momentum."""

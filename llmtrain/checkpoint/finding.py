@@ -11,7 +11,13 @@ from pathlib import Path
 from llmtrain.checkpoint.agreement import Ranks
 from llmtrain.checkpoint.disk import Disk
 from llmtrain.checkpoint.manifest import FILE_NAME, Manifest, coverage_problems, file_problems, shortened
-from llmtrain.checkpoint.retention import folder_name, name_set_aside, step_folders, temporary_folders
+from llmtrain.checkpoint.retention import (
+    TEMPORARY_SUFFIX,
+    folder_name,
+    name_set_aside,
+    step_folders,
+    suffixed_folders,
+)
 from llmtrain.errors import CheckpointError, ConfigError, Problem
 
 
@@ -53,13 +59,22 @@ def problems_of(path: Path, ranks: Ranks) -> list[str]:
 
 def set_right(root: Path, disk: Disk, say: Callable[[str], None]) -> None:
     """Finish what a kill between the manifest and the rename left: complete, under a temporary name. Rank 0 alone."""
-    for step, temporary in temporary_folders(root).items():
+    for step, temporary in suffixed_folders(root, TEMPORARY_SUFFIX).items():
         final = root / folder_name(step)
-        if (temporary / FILE_NAME).exists() and not (final / FILE_NAME).exists():
+        if _is_whole(temporary) and not (final / FILE_NAME).exists():
             if final.exists():
                 disk.rename(final, name_set_aside(final))
             disk.rename(temporary, final)
             say(f"checkpoint {final.name} was complete but for its name, and has it now")
+
+
+def _is_whole(path: Path) -> bool:
+    """By the manifest and the files' sizes."""
+    try:
+        manifest = Manifest.read(path)
+    except CheckpointError:
+        return False
+    return not file_problems(path, manifest.files, manifest.files, content=False)
 
 
 def refuse_path(path: Path, key: str, ranks: Ranks) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _STEP_FOLDER = re.compile(r"step-(\d+)")
 TEMPORARY_SUFFIX = ".tmp"
+CONDEMNED_SUFFIX = ".removed"
 
 
 def folder_name(step: int) -> str:
@@ -27,11 +28,11 @@ def step_folders(root: Path) -> dict[int, Path]:
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
 
-def temporary_folders(root: Path) -> dict[int, Path]:
-    """What unfinished saves left behind, by step, in numeric order."""
+def suffixed_folders(root: Path, suffix: str) -> dict[int, Path]:
+    """What unfinished saves (`.tmp`) or removals (`.removed`) left behind, by step, in numeric order."""
     found = {}
     for path in root.iterdir() if root.is_dir() else ():
-        step = step_of(path.with_suffix("")) if path.suffix == TEMPORARY_SUFFIX and path.is_dir() else None
+        step = step_of(path.with_suffix("")) if path.suffix == suffix and path.is_dir() else None
         if step is not None:
             found[step] = path
     return dict(sorted(found.items()))

@@ -22,12 +22,13 @@ from llmtrain.checkpoint.fragments import EngineState, HasDeepSpeed
 from llmtrain.checkpoint.manifest import FILE_NAME, Manifest, shortened
 from llmtrain.checkpoint.model_files import ModelFiles
 from llmtrain.checkpoint.retention import (
+    CONDEMNED_SUFFIX,
     TEMPORARY_SUFFIX,
     folder_name,
     name_set_aside,
     step_folders,
     steps_to_remove,
-    temporary_folders,
+    suffixed_folders,
 )
 from llmtrain.checkpoint.running_state import restore_counters, restore_loss_scaler
 from llmtrain.checkpoint.tensorfile import TensorFile
@@ -129,11 +130,11 @@ class CheckpointStore:
         complete = {step: path for step, path in step_folders(self.root).items() if (path / FILE_NAME).exists()}
         spared = {step for step in (newest, self._best_step, self._source_step) if step is not None}
         for step in steps_to_remove(complete, self._save_total_limit, spared):
-            # Renamed first, then without its manifest, so that half of one is never taken for a whole.
-            self._disk.rename(complete[step], complete[step].with_name(complete[step].name + TEMPORARY_SUFFIX))
-        for leftover in temporary_folders(self.root).values():
-            self._disk.remove(leftover / FILE_NAME)
-            self._disk.remove(leftover)
+            # Renamed first, so that half of one is never taken for a whole.
+            self._disk.rename(complete[step], complete[step].with_name(complete[step].name + CONDEMNED_SUFFIX))
+        for suffix in (CONDEMNED_SUFFIX, TEMPORARY_SUFFIX):
+            for leftover in suffixed_folders(self.root, suffix).values():
+                self._disk.remove(leftover)
 
     def protect_best(self, step: int) -> None:
         """Keep the checkpoint of this step through retention, instead of the best one before it."""

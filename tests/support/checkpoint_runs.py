@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -28,7 +29,11 @@ SAVED_STEP, LAST_STEP = 3, 5
 
 @dataclass(frozen=True)
 class Setup:
-    """How a run is spread and computed. `optimizer` is adamw (llmtrain's choice), lion, or a class of `_OPTIMIZERS`."""
+    """How a run is spread and computed.
+
+    `optimizer`: adamw or lion (llmtrain chooses the class), torch (AdamW), cpu_adam, sgd, or fused (torch's AdamW,
+    which DeepSpeed then takes for its FusedAdam).
+    """
 
     stage: int = 0
     world_size: int = 1
@@ -78,7 +83,9 @@ def build_engine(setup: Setup, *, seed: int = 0) -> Engine:
 
     ds_config |= {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
     optimizer = _optimizer(setup.optimizer, model)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config, dist_init_required=False)
+    fused = torch.optim.AdamW if setup.optimizer == "fused" else deepspeed.ops.adam.FusedAdam
+    with patch("deepspeed.runtime.engine.FusedAdam", fused):
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config, dist_init_required=False)
     return Engine(engine, plan, ds_config, context)
 
 
@@ -220,6 +227,8 @@ def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
     if name == "cpu_adam":
         built: Any = DeepSpeedCPUAdam(groups, lr=0.01, adamw_mode=True)
         return built  # type: ignore[no-any-return]
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
     return torch.optim.AdamW(groups, lr=0.01)
 
 

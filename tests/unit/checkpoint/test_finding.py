@@ -85,6 +85,8 @@ def test_auto_completes_what_lacks_only_its_name(root: Path, said: list[str]) ->
     _make(root, 1)
     _make(root, 2, suffix=".tmp")
     (root / "step-00000003.tmp").mkdir()
+    (_make(root, 4, suffix=".tmp") / FILE_NAME).write_bytes(b"{")
+    (_make(root, 5, suffix=".tmp") / "one").unlink()
     assert _store(root, said).find("auto") == root / "step-00000002"
     assert said == ["checkpoint step-00000002 was complete but for its name, and has it now"]
 

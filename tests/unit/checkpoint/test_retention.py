@@ -11,7 +11,7 @@ from llmtrain.checkpoint.retention import (
     name_set_aside,
     step_folders,
     steps_to_remove,
-    temporary_folders,
+    suffixed_folders,
 )
 
 
@@ -45,8 +45,8 @@ def test_folders_are_ordered_by_number_and_others_are_ignored(tmp_path: Path) ->
         (tmp_path / name).mkdir()
     (tmp_path / "step-00000013").write_text("a file")
     assert list(step_folders(tmp_path)) == [9, 10, 100000000]
-    assert {step: path.name for step, path in temporary_folders(tmp_path).items()} == {11: "step-00000011.tmp"}
-    assert step_folders(tmp_path / "absent") == temporary_folders(tmp_path / "absent") == {}
+    assert {step: path.name for step, path in suffixed_folders(tmp_path, ".tmp").items()} == {11: "step-00000011.tmp"}
+    assert step_folders(tmp_path / "absent") == suffixed_folders(tmp_path / "absent", ".tmp") == {}
 
 
 def test_a_name_set_aside_is_free(tmp_path: Path) -> None:
