@@ -70,7 +70,7 @@ def start_groups(facts: RankFacts, store: Store, device: torch.device, timeout_s
         timeout=timeout,
         device_id=bound_device,
     )
-    _switch_off_shared_memory()
+    switch_off_shared_memory()
     deepspeed.comm.init_distributed(backend, timeout=timeout, verbose=False)
     return new_groups(timeout_seconds)
 
@@ -130,7 +130,7 @@ def _export(facts: RankFacts) -> None:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _switch_off_shared_memory() -> None:
+def switch_off_shared_memory() -> None:
     """Do without DeepSpeed's CPU all-reduce over /dev/shm, which only its inference and tensor parallelism use.
 
     It is compiled at the first start (a minute, and a compiler must be there), keeps 69 MB per rank in /dev/shm after

@@ -13,6 +13,7 @@ quiet_dependencies()
 import deepspeed.comm  # noqa: E402  (the line above sets what it prints)
 import torch  # noqa: E402
 
+from llmtrain.dist.process_group import switch_off_shared_memory  # noqa: E402
 from tests.support.ranks import connect  # noqa: E402
 
 
@@ -21,6 +22,7 @@ def main() -> None:
     host, port, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     connection = connect(host, port, rank)
+    switch_off_shared_memory()
     deepspeed.comm.init_distributed("gloo", timeout=datetime.timedelta(seconds=120), verbose=False)
     while True:
         try:

@@ -100,7 +100,8 @@ def train_loaded(loaded: LoadedConfig, callbacks: Sequence[Callback] = ()) -> Ou
     try:
         return Outcome(session.train(dist, stop, callbacks).reason)
     except LlmtrainError as error:
-        session.record_failure(str(error))
+        if dist.is_main:
+            session.record_failure(str(error))
         return Outcome(str(error), type(error).__name__)
     finally:
         if session.parts is not None:
