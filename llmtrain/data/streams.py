@@ -27,6 +27,7 @@ from llmtrain.errors import DataError
 MIN_BLOCK_ROWS = 16
 MAX_BLOCK_BYTES = 64 << 20
 """Raw bytes after which a block of a stream for all lanes ends, however few its rows: bounds the memory."""
+MAX_DEALS_KEPT = 2
 
 
 class ShardPiece(NamedTuple):
@@ -122,14 +123,15 @@ class Corpus:
         return None
 
     def _deal(self, epoch: int) -> list[list[int]]:
-        """The indices of each lane's pieces. Lanes of weighted sources may be in two epochs at once: both are kept."""
+        """The indices of each lane's pieces; those of a few epochs are kept, for lanes of a weighted source may be in
+        different ones."""
         assert self._pieces is not None
         if epoch not in self._deals:
+            while len(self._deals) >= MAX_DEALS_KEPT:
+                del self._deals[min(self._deals)]
             sizes = [piece.size for piece in self._pieces]
             factors = jitter_factors(len(sizes), *self.key(Use.JITTER, epoch)) if self.is_shuffled else None
             self._deals[epoch] = deal_pieces(sizes, self.num_lanes, factors)
-            for old in sorted(self._deals)[:-2]:
-                del self._deals[old]
         return self._deals[epoch]
 
 
