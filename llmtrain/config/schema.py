@@ -92,7 +92,8 @@ class ModelConfig(Section):
         description="Keys of the transformers configuration to change, such as n_layer: 6. An unknown key is refused.",
     )
     pad_vocab_to_multiple_of: PositiveInt = Field(
-        64, description="The embedding has a multiple of this many rows (tensor cores like it); 1 switches padding off."
+        64,
+        description="From scratch, the embedding has a multiple of this many rows (tensor cores like it); 1: no padding.",
     )
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] = Field(
         "sdpa", description="Attention kernel, by transformers' names."

@@ -53,6 +53,8 @@ def find_hosts_without(
     finally:
         with contextlib.suppress(OSError):
             own_probe.unlink()
+    # No rank goes on, perhaps to remove the folder, before all probes are gone.
+    all_gather(None)
     return BlindHosts(hosts[0], tuple(dict.fromkeys(f"{hosts[other]} (rank {other})" for other in blind)))
 
 
