@@ -84,16 +84,18 @@ def test_two_jobs_at_one_port_are_told_apart(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()
-    with plain_job(first, "--steps", "400", port=port) as job:
+    with plain_job(first, port=port) as job:
         job.wait_until_started()
         with plain_job(second, port=port) as other:
-            statuses, output = other.end()
+            statuses, output = other.end(START_SECONDS)
             assert statuses == [2, 2]
             assert f"MASTER_PORT={port} (environment) is in use on this host; give another to the launcher" in output
             assert f"MASTER_PORT={port} (environment) has a rank 1 already" in output
-        statuses, output = job.end(START_SECONDS)
-        assert (statuses, output) == ([0, 0], "")
-        assert sorted(path.name for path in first.glob("done-*")) == ["done-0", "done-1"]
+        # The first has not noticed: it trains until it is stopped.
+        assert not list(first.glob("saved-*"))
+        job.processes[1].send_signal(signal.SIGTERM)
+        assert job.end() == ([75, 75], "")
+        assert sorted(path.name for path in first.glob("saved-*")) == ["saved-0", "saved-1"]
         assert job.left_in_shared_memory() == set()
 
 
