@@ -125,6 +125,12 @@ class Parts:
         self.console.say(f"saved {path}")
         return path
 
+    def weights_are_finite(self) -> bool:
+        """Whether no rank holds a weight that is NaN or infinite; a collective."""
+        weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.engine.module.parameters())
+        is_finite = all(bool(torch.isfinite(weight).all()) for weight in weights)
+        return all(self.dist.all_gather_objects(is_finite))
+
     def export_final(self) -> None:
         """Write `final/`, the Hugging Face folder; a collective."""
         export_final(self.engine, self.files, self.folder.final, self.dist)

@@ -110,9 +110,17 @@ def evaluation_is_due(config: Config, progress: Progress, *, epoch_ended: bool, 
 
 
 def save_is_due(config: Config, progress: Progress, *, epoch_ended: bool, run_ended: bool, is_best: bool) -> bool:
-    """Whether the step that was just done is to be saved."""
-    strategy = config.checkpoint.save_strategy
-    if strategy == "no" or progress.last_saved_step == progress.step:
+    """Whether the step that was just done is to be saved.
+
+    A run that saves nothing by itself still saves its end where it was interrupted before: its newest checkpoint is
+    then its end, and resuming it trains nothing. While steps are bad nothing is saved but the end: what is due then
+    follows after the next good step.
+    """
+    strategy, last = config.checkpoint.save_strategy, progress.last_saved_step
+    if last == progress.step or (progress.bad_steps_in_a_row and not run_ended):
         return False
-    by_steps = strategy == "steps" and progress.step % config.checkpoint.save_steps == 0
+    if strategy == "no":
+        return run_ended and last > 0
+    every = config.checkpoint.save_steps
+    by_steps = strategy == "steps" and progress.step // every > last // every
     return run_ended or is_best or by_steps or (strategy == "epoch" and epoch_ended)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.callbacks import Callback
@@ -33,29 +34,38 @@ def run(loaded: LoadedConfig, facts: RankFacts, stop: StopRequest, callbacks: Se
     that are gone.
     """
     console = build_console(facts.rank == 0)
-    this = _Run(loaded, console)
+    session = Session(loaded, console)
     try:
         dist = Dist.start(
             facts,
             timeout_seconds=loaded.config.fault.stall_timeout,
-            on_failure=this.record_failure,
+            on_failure=session.record_failure,
             stop=stop,
         )
     except Interrupted as error:
         console.say(str(error))
         return ExitStatus.INTERRUPTED
     try:
-        status = this.train(dist, stop, callbacks)
+        ending = session.train(dist, stop, callbacks)
         dist.close()
     except BaseException as error:  # noqa: BLE001  (every rank must hear of it, and none may wait in a destructor)
         failure = dist.fail(error)
         if failure.rank == dist.rank:
             _say_failure(error, failure.reason)
         leave(failure.exit_status)
-    return status
+    return ending.exit_status
 
 
-class _Run:
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended that has not failed."""
+
+    status: Status
+    reason: str
+    exit_status: ExitStatus
+
+
+class Session:
     """What is known of the run so far; `record_failure` may be called at any moment, from another thread."""
 
     def __init__(self, loaded: LoadedConfig, console: Console) -> None:
@@ -66,26 +76,34 @@ class _Run:
         self.parts: Parts | None = None
         self._is_claimed = False
 
-    def train(self, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback]) -> ExitStatus:
+    def train(self, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> Ending:
         """Build and fit; write down how it ended, unless it failed."""
         check_start(self.config, dist)
         needed = [Path(self.config.model.init_from)] if self.config.model.init_from else []
         self.folder.prepare(self.config.run, rank=dist.rank, all_gather=dist.all_gather_objects, needed=needed)
+        if reason := self._reason_of_end(dist):
+            self.console.say(f"nothing to train: {reason}")
+            return Ending("done", reason, ExitStatus.DONE)
         self._is_claimed = True
         self.parts = build_parts(self.loaded, dist, self.folder, self.console)
         try:
             reason = Trainer(self.parts, stop, callbacks).fit()
         except Interrupted as error:
-            self._finish("interrupted", str(error), ExitStatus.INTERRUPTED)
-            return ExitStatus.INTERRUPTED
-        self._finish("done", reason, ExitStatus.DONE)
-        return ExitStatus.DONE
+            ending = Ending("interrupted", str(error), ExitStatus.INTERRUPTED)
+        else:
+            ending = Ending("done", reason, ExitStatus.DONE)
+        self.parts.close(ending.status, ending.reason, ending.exit_status)
+        self.console.say(f"{ending.status}: {ending.reason}")
+        return ending
 
-    def _finish(self, status: Status, reason: str, exit_status: ExitStatus) -> None:
-        assert self.parts is not None
-        self.parts.close(status, reason, exit_status)
-        self.console.finish(status)
-        self.console.say(f"{status}: {reason}")
+    def _reason_of_end(self, dist: Dist) -> str | None:
+        """Why a run that is to be resumed is at its end already, where it kept no checkpoint that tells; a collective."""
+        reason = None
+        if dist.is_main and self.config.run.resume_from_checkpoint == "auto" and not self.folder.checkpoints.exists():
+            status = self.folder.read_status()
+            reason = status.reason if status is not None and status.status == "done" else None
+        agreed: str | None = dist.broadcast_object(reason)
+        return agreed
 
     def record_failure(self, reason: str) -> None:
         """The lowest surviving rank: write down that the run has failed, or leave no trace where nothing had begun."""

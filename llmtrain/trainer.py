@@ -243,6 +243,8 @@ class Trainer:
 
     def _save(self) -> None:
         self._meter.stop()
+        if self.progress.bad_steps_in_a_row and not self.parts.weights_are_finite():
+            raise TrainingError(f"the weights are not finite after step {self.progress.step}: nothing of it was saved")
         self.progress.last_saved_step = self.progress.step
         path = self.parts.save()
         for callback in self.callbacks:
