@@ -11,14 +11,8 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import DistNetworkError, TCPStore  # type: ignore[attr-defined]
 
-from llmtrain.dist.failure import (
-    _SILENT_LOOKS,
-    Failure,
-    FailureChannel,
-    NullChannel,
-    failure_of,
-    is_lost_connection,
-)
+from llmtrain.dist.channel import _SILENT_LOOKS, FailureChannel
+from llmtrain.dist.failure import Failure, NullChannel, failure_of, is_lost_connection
 from llmtrain.dist.processes import ProcessId
 from llmtrain.dist.rendezvous import Member
 from llmtrain.errors import ConfigError, DataError, Problem, RankFailedError
