@@ -17,8 +17,8 @@ from llmtrain.data.streams import BlockPart, BlockStart, Corpus, Stream
 from llmtrain.errors import DataError
 
 READ_AHEAD_ROWS = 16
-READ_AHEAD_BYTES = 256 << 10
-"""Rows are tokenized together until they hold so many bytes."""
+READ_AHEAD_BYTES = 16 << 10
+"""Rows are tokenized together until they hold so many bytes: more in each of many lanes would delay the first step."""
 MAX_ROWS_WITHOUT_TEXT = 10_000
 """An endless source that gives a lane no text in so many rows, and in more epochs than there are lanes, is refused."""
 
