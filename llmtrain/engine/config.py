@@ -20,8 +20,6 @@ from llmtrain.batching import BatchPlan
 from llmtrain.config.schema import Config
 from llmtrain.errors import ConfigError, Problem
 
-NO_DEVICE = "none"
-
 
 def deepspeed_config(config: Config, plan: BatchPlan, device_type: str) -> dict[str, Any]:
     """What `deepspeed.initialize` is given.
@@ -43,6 +41,10 @@ def deepspeed_config(config: Config, plan: BatchPlan, device_type: str) -> dict[
     block["gradient_accumulation_steps"] = plan.gradient_accumulation_steps
     block["gradient_clipping"] = config.optimizer.max_grad_norm
     block["zero_optimization"] = {**block.get("zero_optimization", {}), "stage": effective_stage(config)}
+    if config.optimizer.name == "muon":
+        # DeepSpeed's checks know its own two CPU optimizers, and its Muon needs whole gradients at stage 3.
+        block.setdefault("zero_force_ds_cpu_optimizer", False)
+        block["zero_optimization"]["reduce_scatter"] = False
     if config.precision != "fp32":
         block[config.precision] = {**block.get(config.precision, {}), "enabled": True}
         block["data_types"] = {"grad_accum_dtype": "fp32", **block.get("data_types", {})}
@@ -56,18 +58,23 @@ def effective_stage(config: Config) -> int:
 
 def deepspeed_notes(config: Config) -> list[str]:
     """What the user should hear at the start of the run, because it is not what he wrote."""
-    if effective_stage(config) == config.zero_stage:
-        return []
-    return [
-        f"ZeRO stage 0 in {config.precision} runs as stage 1 (equal numbers, less memory): DeepSpeed's stage 0 cannot "
-        "accumulate gradients in fp32"
-    ]
+    notes = []
+    if effective_stage(config) != config.zero_stage:
+        notes.append(
+            f"ZeRO stage 0 in {config.precision} runs as stage 1 (equal numbers, less memory): DeepSpeed's stage 0 "
+            "cannot accumulate gradients in fp32"
+        )
+    if config.optimizer.name == "muon" and not _muon_sees_the_gradient_norm(config):
+        notes.append("grad_norm is the norm of Muon's update here: DeepSpeed takes it after the orthogonalization")
+    return notes
 
 
-def offload_device(ds_config: dict[str, Any], what: str) -> str:
-    """Where `offload_optimizer` or `offload_param` puts its tensors: none, cpu or nvme."""
-    offload = ds_config.get("zero_optimization", {}).get(f"offload_{what}") or {}
-    return str(offload.get("device", NO_DEVICE))
+def _muon_sees_the_gradient_norm(config: Config) -> bool:
+    """Whether DeepSpeed takes norm and clips before Muon: without ZeRO, and in its BF16_Optimizer (stage 1)."""
+    stage = effective_stage(config)
+    if config.precision == "fp32":
+        return stage == 0
+    return config.precision == "bf16" and stage == 1 and not is_optimizer_offloaded(config.deepspeed)
 
 
 def _problems(config: Config, device_type: str) -> Iterator[Problem]:
@@ -77,3 +84,30 @@ def _problems(config: Config, device_type: str) -> Iterator[Problem]:
     if config.precision == "bf16" and config.deepspeed.get("bf16", {}).get("check_grad_overflow") is False:
         rule = "would let a gradient that is not finite into the weights"
         yield Problem("deepspeed.bf16.check_grad_overflow", rule, "remove it", value=False)
+    if config.optimizer.name == "muon":
+        yield from _muon_problems(config)
+
+
+def _muon_problems(config: Config) -> Iterator[Problem]:
+    if config.optimizer.max_grad_norm and not _muon_sees_the_gradient_norm(config):
+        rule = (
+            f"cannot be had with optimizer.name=muon in {config.precision} at ZeRO stage {config.zero_stage}"
+            f"{' with offload_optimizer' if is_optimizer_offloaded(config.deepspeed) else ''}: DeepSpeed would clip "
+            "Muon's update instead of the gradient"
+        )
+        remedy = "set it to 0 (Muon's update has a fixed size), or use bf16 at stage 0 or 1"
+        yield Problem("optimizer.max_grad_norm", rule, remedy, value=config.optimizer.max_grad_norm)
+    zero = config.deepspeed.get("zero_optimization", {})
+    if zero.get("reduce_scatter"):
+        rule = "cannot be had with optimizer.name=muon, which needs whole gradients"
+        yield Problem("deepspeed.zero_optimization.reduce_scatter", rule, "remove it", value=True)
+    if zero.get("offload_optimizer", {}).get("ratio", 1.0) < 1.0:
+        rule = "below 1 cannot be had with optimizer.name=muon"
+        path = "deepspeed.zero_optimization.offload_optimizer.ratio"
+        yield Problem(path, rule, "remove it", value=zero["offload_optimizer"]["ratio"])
+
+
+def is_optimizer_offloaded(deepspeed: dict[str, Any]) -> bool:
+    """Whether a `deepspeed:` block keeps the optimizer's state on CPU or NVMe."""
+    offload = deepspeed.get("zero_optimization", {}).get("offload_optimizer") or {}
+    return bool(offload.get("device", "none") != "none")

@@ -12,11 +12,13 @@ all ranks decide alike. DeepSpeed does so itself, but at stage 0 in fp32, where 
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import math
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +64,7 @@ class ConstructionContext:
         self._hf_config = HfDeepSpeedConfig(ds_config) if is_partitioned else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def construction_context(ds_config: dict[str, Any]) -> Iterator[ConstructionContext]:
     """Hold this round building the model, and hand what it yields to `Engine.create`, which keeps it alive."""
     yield ConstructionContext(ds_config)
@@ -95,12 +97,16 @@ class Engine:
         """Wrap `model` (fp32; DeepSpeed casts it). Every rank calls it, after the process group is up.
 
         Raises:
-            ConfigError: the optimizer does not exist for this device or ZeRO stage.
+            ConfigError: the optimizer cannot be built on this machine.
         """
         import deepspeed
 
         optimizer = build_optimizer(model, config.optimizer, ds_config, device.type)
-        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=ds_config, dist_init_required=False)
+        # BF16_Optimizer prints the memory in use ten times.
+        with contextlib.redirect_stdout(io.StringIO()):
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=copy.deepcopy(ds_config), dist_init_required=False
+            )
         return cls(engine, plan, ds_config, context)
 
     @property
@@ -159,6 +165,8 @@ class Engine:
         scale = self.loss_scale
         self.deepspeed.step()
         skipped = not self.deepspeed.was_step_applied()
+        if skipped:
+            self._drop_skipped_gradients()
         overflow = skipped and self._can_scale_fall and scale is not None and scale > self._min_loss_scale
         return StepOutcome(float(self.deepspeed.get_global_grad_norm()), skipped, overflow, self.loss_scale)
 
@@ -174,13 +182,15 @@ class Engine:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
 
-    def gathered_parameters(self) -> AbstractContextManager[Any]:
+    def gathered_parameters(self) -> contextlib.AbstractContextManager[Any]:
         """Within it every rank sees whole parameters, at stage 3 too. All ranks enter it; they are for reading."""
         if self.zero_stage < 3:
-            return nullcontext()
+            return contextlib.nullcontext()
         import deepspeed
 
-        gathered: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(self.module.parameters()))
+        gathered: contextlib.AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+            list(self.module.parameters())
+        )
         return gathered
 
     def close(self) -> None:
@@ -193,6 +203,14 @@ class Engine:
         for optimizer in optimizers:
             for group in optimizer.param_groups if optimizer is not None else []:
                 group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+
+    def _drop_skipped_gradients(self) -> None:
+        """DeepSpeed's stages 1 and 2 forget it under optimizer offload: the skipped step's gradients, accumulated in
+        fp32, would be added to the next step's, and after one NaN no step would ever be finite again."""
+        gradients = getattr(self.optimizer, "averaged_gradients", None)
+        if self.zero_stage in (1, 2) and isinstance(gradients, dict):
+            for group in gradients:
+                gradients[group] = None
 
     def _plain_step(self) -> StepOutcome:
         """Stage 0 in fp32: the gradients are whole and all-reduced in the model's parameters."""

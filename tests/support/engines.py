@@ -19,6 +19,8 @@ from llmtrain.engine import Engine, StepOutcome, construction_context, deepspeed
 
 VOCAB_SIZE, SEQ_LENGTH, GLOBAL_BATCH_SIZE, LEARNING_RATE = 128, 16, 8, 1e-2
 IGNORED = -100
+ADAM_EPSILON = 1e-4
+"""Large, or AdamW would make steps of full size out of the rounding errors of gradients that are zero (key biases)."""
 
 Array = npt.NDArray[np.float32]
 
@@ -69,6 +71,7 @@ def make_config(scenario: Scenario) -> Config:
                 "name": scenario.optimizer,
                 "learning_rate": LEARNING_RATE,
                 "weight_decay": 0.1,
+                "adam_epsilon": ADAM_EPSILON,
                 "max_grad_norm": scenario.max_grad_norm,
             },
             "schedule": {"max_steps": scenario.num_steps},
@@ -138,7 +141,7 @@ def train_plainly(scenario: Scenario) -> Trained:
     decayed = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, foreach=False)
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=ADAM_EPSILON, foreach=False)
     result = Trained([], [], [], [], "oracle")
     for step in range(scenario.num_steps):
         inputs, labels = global_batch(step, scenario.labels)
@@ -167,6 +170,9 @@ def train_on_ranks(scenario: Scenario) -> Trained:
     ds_config = deepspeed_config(config, plan, "cpu")
     with construction_context(ds_config) as context:
         model = make_model()
+    if scenario.optimizer == "muon":
+        # DeepSpeed compiles Muon's update with torch.compile, which takes minutes on CPU.
+        torch.compiler.set_stance("force_eager")
     engine = Engine.create(model, config, ds_config, plan, torch.device("cpu"), context)
     engine.train_mode()
     result = Trained([], [], [], [], type(engine.optimizer).__name__)
