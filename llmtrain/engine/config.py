@@ -43,7 +43,7 @@ def deepspeed_config(config: Config, plan: BatchPlan, device_type: str) -> dict[
     block["zero_optimization"] = {**block.get("zero_optimization", {}), "stage": effective_stage(config)}
     if config.optimizer.name == "muon":
         # DeepSpeed's checks know its own two CPU optimizers, and its Muon needs whole gradients at stage 3.
-        block.setdefault("zero_force_ds_cpu_optimizer", False)
+        block["zero_force_ds_cpu_optimizer"] = False
         block["zero_optimization"]["reduce_scatter"] = False
     if config.precision != "fp32":
         block[config.precision] = {**block.get(config.precision, {}), "enabled": True}
