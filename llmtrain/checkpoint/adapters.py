@@ -168,20 +168,23 @@ class Adapter:
     def _peers(self, owner: int) -> dict[str, Any]:
         """The owner's state, with its group's step count where the optimizer counts in the group's last tensor only."""
         state = dict(self.state(owner))
-        kernels = (self.optimizer, getattr(self.optimizer, "aux_optimizer", None))
-        if STEP in state and any(hasattr(kernel, "_dummy_overflow_buf") for kernel in kernels):
+        if STEP in state and hasattr(self._counting_optimizer(), "_dummy_overflow_buf"):
             for group in self.optimizer.param_groups:
                 if any(tensor is self.owners[owner] for tensor in group["params"]):
                     states = [self.optimizer.state.get(tensor, {}) for tensor in group["params"]]
                     state[STEP] = max(int(peer.get(STEP, 0)) for peer in states)
         return state
 
+    def _counting_optimizer(self) -> Any:
+        """Whose step counts the state holds: Muon itself has none, the optimizer that it leaves the rest to has."""
+        return getattr(self.optimizer, "aux_optimizer", None) or self.optimizer
+
     def _counts_in_tensors(self) -> bool:
-        bases = type(self.optimizer).__mro__
+        bases = type(self._counting_optimizer()).__mro__
         return any(b.__module__.startswith("torch.optim.") and b is not torch.optim.Optimizer for b in bases)
 
     def _step_device(self, owner: int) -> torch.device:
-        on_device = any(self.optimizer.defaults.get(key) for key in ("fused", "capturable"))
+        on_device = any(self._counting_optimizer().defaults.get(key) for key in ("fused", "capturable"))
         return self.owners[owner].device if on_device else torch.device("cpu")
 
     def _own(self, tensor: torch.Tensor) -> int:

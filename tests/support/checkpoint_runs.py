@@ -7,6 +7,7 @@ so the losses after a resume are the uninterrupted run's. `train_and_save` and `
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,7 +32,7 @@ SAVED_STEP, LAST_STEP = 3, 5
 class Setup:
     """How a run is spread and computed.
 
-    `optimizer`: adamw or lion (llmtrain chooses the class), torch (AdamW), cpu_adam, sgd, or fused (torch's AdamW,
+    `optimizer`: adamw, lion or muon (by llmtrain), torch (AdamW), cpu_adam, sgd, or fused (torch's AdamW,
     which DeepSpeed then takes for its FusedAdam).
     """
 
@@ -69,6 +70,7 @@ class Outcome:
 
 def build_engine(setup: Setup, *, seed: int = 0) -> Engine:
     """On every rank of a pool."""
+    _describe_the_cpu_once()
     config = _config(setup)
     plan = plan_batches(config.batch, setup.world_size, None)
     ds_config = deepspeed_config(config, plan, "cpu")
@@ -77,7 +79,10 @@ def build_engine(setup: Setup, *, seed: int = 0) -> Engine:
         ds_config["data_types"] = {"grad_accum_dtype": "bf16"}
     with construction_context(ds_config) as context:
         model = make_model(seed, dropout=setup.dropout, frozen=setup.frozen, buffer=setup.buffer)
-    if setup.optimizer in ("adamw", "lion") and not setup.plain_bf16:
+    if setup.optimizer == "muon":
+        # DeepSpeed compiles Muon's update, which takes a minute and changes no test of a checkpoint.
+        torch._dynamo.config.disable = True
+    if setup.optimizer in ("adamw", "lion", "muon") and not setup.plain_bf16:
         return Engine.create(model, config, ds_config, plan, torch.device("cpu"), context)
     import deepspeed
 
@@ -207,15 +212,24 @@ def _config(setup: Setup) -> Config:
             "data": {"train": [{"path": "json", "data_files": "none"}]},
             "batch": {"global_batch_size": GLOBAL_BATCH_SIZE},
             "optimizer": {
-                "name": setup.optimizer if setup.optimizer == "lion" else "adamw",
+                "name": setup.optimizer if setup.optimizer in ("lion", "muon") else "adamw",
                 "learning_rate": 0.01,
                 "weight_decay": 0.1,
+                "max_grad_norm": 0 if setup.optimizer == "muon" else 1,
             },
             "schedule": {"max_steps": LAST_STEP},
             "precision": setup.precision,
             "deepspeed": {"zero_optimization": zero},
         }
     )
+
+
+def _describe_the_cpu_once() -> None:
+    """DeepSpeed's CPUAdam asks it at each construction, and each time that takes more than a second."""
+    import cpuinfo
+
+    if not hasattr(cpuinfo.get_cpu_info, "cache_info"):
+        cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 
 
 def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
