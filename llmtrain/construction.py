@@ -9,7 +9,6 @@ What can be found wrong without the model is found before it is built. Every ran
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,10 @@ from llmtrain.checkpoint.store import CheckpointStore, load_weights_only
 from llmtrain.config import LoadedConfig, dump_config
 from llmtrain.config.schema import Config
 from llmtrain.data.evaluation import eval_sets
+from llmtrain.data.feed import ReadCounts
 from llmtrain.data.loader import RankStep, TrainLoader
 from llmtrain.data.tokenizer import load_tokenizer
+from llmtrain.data.training_data import check_counts, describe_counts
 from llmtrain.dist.runtime import Dist
 from llmtrain.engine import Engine, construction_context, deepspeed_config, deepspeed_notes
 from llmtrain.errors import ConfigError, Problem
@@ -125,6 +126,16 @@ class Parts:
         self.console.say(f"saved {path}")
         return path
 
+    def check_epoch(self, epoch: int) -> None:
+        """What all ranks read of an epoch that has ended; a collective.
+
+        Raises:
+            DataError: nothing at all was read, or too much of it was bad.
+        """
+        counts = sum(self.dist.all_gather_objects(self.loader.counts), ReadCounts())
+        check_counts(counts, self.config.data, f"epoch {epoch}")
+        self.console.say(f"epoch {epoch} has ended: {describe_counts(counts)}")
+
     def weights_are_finite(self) -> bool:
         """Whether no rank holds a weight that is NaN or infinite; a collective."""
         weights = (getattr(parameter, "ds_tensor", parameter) for parameter in self.engine.module.parameters())
@@ -140,7 +151,7 @@ class Parts:
         """With `data.trace`: write which documents start in this step; a collective then."""
         if not self.config.data.trace:
             return
-        gathered = self.dist.gather_objects([json.dumps({"step": step, **row._asdict()}) for row in data.trace])
+        gathered = self.dist.gather_objects([row.to_json_line(step) for row in data.trace])
         writer = self.folder.trace() if self.dist.is_main else None
         if writer is not None:
             for lines in gathered:
@@ -331,7 +342,7 @@ def _notes_on_device(config: Config, dist: Dist) -> list[str]:
 def _announce(console: Console, config: Config, plan: BatchPlan, facts: ModelFacts, progress: Progress) -> None:
     console.say(
         f"{facts.num_parameters:,} parameters, {config.precision}, ZeRO stage {config.zero_stage}; "
-        f"{plan.global_batch_size} sequences of {config.data.seq_length} a step = micro-batch {plan.micro_batch_size} x "
+        f"{plan.global_batch_size} sequences of {config.data.seq_length} = micro-batch {plan.micro_batch_size} x "
         f"accumulation {plan.gradient_accumulation_steps} x {plan.world_size} ranks"
     )
     if progress.step:

@@ -109,18 +109,14 @@ def _describe_sequence(index: int, row: dict[str, torch.Tensor], tokenizer: Any)
         f"sequence {index}: {length} tokens of {len(starts)} documents starting at {starts}, "
         f"{len(documents) - length} of padding, {supervised} supervised"
     )
-    shown = (
-        list(range(length)) if length <= 2 * NUM_TOKENS else [*range(NUM_TOKENS), *range(length - NUM_TOKENS, length)]
-    )
+    shown = [position for position in range(length) if not NUM_TOKENS <= position < length - NUM_TOKENS]
     yield "  position  document  token                 label"
     for previous, position in zip([-1, *shown], shown, strict=False):
         if position != previous + 1:
             yield "  ..."
-        label = int(row["labels"][position])
-        yield (
-            f"  {position:8d}  {int(documents[position]):8d}  {_token(tokenizer, int(row['input_ids'][position])):20s}  "
-            f"{'-' if label == IGNORE_INDEX else _token(tokenizer, label)}"
-        )
+        token, label = int(row["input_ids"][position]), int(row["labels"][position])
+        shown_label = "-" if label == IGNORE_INDEX else _token(tokenizer, label)
+        yield f"  {position:8d}  {int(documents[position]):8d}  {_token(tokenizer, token):20s}  {shown_label}"
 
 
 def _token(tokenizer: Any, token_id: int) -> str:

@@ -97,7 +97,7 @@ class Session:
         return ending
 
     def _reason_of_end(self, dist: Dist) -> str | None:
-        """Why a run that is to be resumed is at its end already, where it kept no checkpoint that tells; a collective."""
+        """Why a run that is to be resumed is at its end, where it kept no checkpoint that tells; a collective."""
         reason = None
         if dist.is_main and self.config.run.resume_from_checkpoint == "auto" and not self.folder.checkpoints.exists():
             status = self.folder.read_status()

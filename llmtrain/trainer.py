@@ -100,6 +100,7 @@ class Trainer:
             if step:
                 self._train_step(step)
             else:
+                self.parts.check_epoch(self.progress.epoch)
                 self.progress.end_epoch()
             end = end_reason(self.config, self.progress)
             end = self._conclude(epoch_ended=step is None, end=end)

@@ -31,7 +31,7 @@ def load_tokenizer(config: Config) -> Any:
     """The tokenizer of a run, a transformers tokenizer.
 
     Raises:
-        ConfigError: it is not there, cannot be loaded, or lacks a special token that the task needs.
+        ConfigError: it is not there, or cannot be loaded.
         HubUnreachableError: it is named by its hub name, is not in the local cache, and the hub is not reached.
     """
     key = "tokenizer.name_or_path" if config.tokenizer.name_or_path else "model.name_or_path"
@@ -39,23 +39,7 @@ def load_tokenizer(config: Config) -> Any:
     if name is None:
         remedy = "a folder or a hub name; `llmtrain tokenizer train` makes one from your own text"
         raise ConfigError(Problem("tokenizer.name_or_path", "is needed where model.name_or_path is not set", remedy))
-    tokenizer = _load(name, key, trust_remote_code=config.model.trust_remote_code)
-    is_packing = config.data.packing is not False
-    problems = tokenizer_problems(tokenizer, config.model.task, key, name, is_packing=is_packing)
-    if problems:
-        raise ConfigError(problems)
-    return tokenizer
-
-
-def tokenizer_problems(tokenizer: Any, task: TaskName, key: str, name: str, *, is_packing: bool) -> list[Problem]:
-    """The special tokens that the task needs and the tokenizer does not have."""
-    if task == "causal_lm" and is_packing and tokenizer.eos_token_id is None:
-        remedy = "choose a tokenizer that has one, or set data.packing=false"
-        return [Problem(key, "has no EOS token, and packing closes each document with one", remedy, value=name)]
-    if task == "masked_lm" and tokenizer.mask_token_id is None:
-        remedy = "choose the tokenizer of a masked model, such as BERT's, or train one with --task masked_lm"
-        return [Problem(key, "has no mask token, which model.task=masked_lm needs", remedy, value=name)]
-    return []
+    return _load(name, key, trust_remote_code=config.model.trust_remote_code)
 
 
 def find_framing(tokenizer: Any, task: TaskName) -> DocumentFraming:

@@ -84,8 +84,9 @@ LATE_IMPORTS: dict[str, str] = {
     "llmtrain.engine.engine:__init__": "deepspeed takes seconds to import; its dictionary (--dry-run) needs none of it",
     "llmtrain.engine.engine:create": "as above",
     "llmtrain.engine.engine:gathered_parameters": "as above",
-    "llmtrain.optim:_adamw": "importing an op of deepspeed looks for its compiler: only the op that is used",
-    "llmtrain.optim:_lion": "as above",
+    "llmtrain.optim:_adamw_class": "importing an op of deepspeed looks for its compiler: only the op that is used",
+    "llmtrain.optim:_lion_class": "as above",
+    "llmtrain.optim:_muon": "as above",
     "llmtrain.tracking.build:_through_accelerate": "importing accelerate takes a second: only where it is used",
 }
 """Imports inside functions, outside cli/, each with its reason."""

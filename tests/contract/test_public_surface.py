@@ -1,4 +1,4 @@
-"""What each part offers to the others and to users, pinned: a name that appears or disappears does so on purpose.
+"""What users may import, pinned: a name that appears or disappears does so on purpose. All else may change freely.
 
 `public_names.txt` holds the names, one `module: name, name …` a line, in order. After a change that is meant, write it
 anew and look at the difference before committing:
@@ -14,6 +14,19 @@ from pathlib import Path
 
 from tests.contract.source_tree import SourceFile, library_files
 
+PUBLIC = {
+    "llmtrain.callbacks",
+    "llmtrain.config",
+    "llmtrain.config.schema",
+    "llmtrain.engine",
+    "llmtrain.errors",
+    "llmtrain.models",
+    "llmtrain.progress",
+    "llmtrain.run",
+    "llmtrain.tasks",
+    "llmtrain.tracking.reports",
+    "llmtrain.trainer",
+}
 PINNED = Path(__file__).with_name("public_names.txt")
 
 
@@ -34,9 +47,11 @@ def test_what_a_package_exports_exists() -> None:
 
 
 def surface() -> list[str]:
-    """`module: names` for each module that has public names."""
+    """`module: names` for each public module."""
     lines = []
     for file in library_files():
+        if file.module not in PUBLIC:
+            continue
         declared = _declared(file)
         names = _defined(file) if declared is None else declared
         if names:

@@ -65,7 +65,10 @@ CASES: dict[str, tuple[Sequence[str], str]] = {
         ["tokenizer.name_or_path=nobody/nothing-of-this-name"],
         r"tokenizer\.name_or_path.*hub",
     ),
-    "tokenizer without eos": (["tokenizer.name_or_path={folder}/bare"], r"tokenizer\.name_or_path.*has no EOS token"),
+    "tokenizer without eos": (
+        ["tokenizer.name_or_path={folder}/bare"],
+        r"tokenizer\.name_or_path.*has no end-of-sequence token",
+    ),
     "tokenizer without mask": (
         [
             "model.task=masked_lm",

@@ -1,8 +1,8 @@
 """Ranks for tests: real processes with a real process group, started once and used by many tests.
 
-`RankPool(2).run(scenario, *args)` calls the module-level function `scenario` on every rank and returns the results in the
-order of the ranks. A rank that raises fails the test with that rank's traceback; ranks that do not answer in time are
-killed and the pool starts anew.
+`RankPool(2).run(scenario, *args)` calls the module-level function `scenario` on every rank and returns the results in
+the order of the ranks. A rank that raises fails the test with that rank's traceback; ranks that do not answer in time
+are killed and the pool starts anew.
 """
 
 from __future__ import annotations
