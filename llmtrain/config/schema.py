@@ -93,7 +93,7 @@ class ModelConfig(Section):
     )
     pad_vocab_to_multiple_of: PositiveInt = Field(
         64,
-        description="From scratch, the embedding has a multiple of this many rows (tensor cores like it); 1: no padding.",
+        description="From scratch, the embedding has a multiple of this many rows (tensor cores like it).",
     )
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flex_attention"] = Field(
         "sdpa", description="Attention kernel, by transformers' names."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import sys
 import traceback
 
@@ -10,6 +11,7 @@ from llmtrain.dist.quiet import quiet_dependencies
 
 quiet_dependencies()
 
+import cpuinfo  # noqa: E402
 import deepspeed.comm  # noqa: E402  (the line above sets what it prints)
 import torch  # noqa: E402
 
@@ -23,6 +25,8 @@ def main() -> None:
     torch.set_num_threads(1)
     connection = connect(host, port, rank)
     switch_off_shared_memory()
+    # DeepSpeed's CPU optimizers ask at each construction, which starts processes of its own for a second.
+    cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
     deepspeed.comm.init_distributed("gloo", timeout=datetime.timedelta(seconds=120), verbose=False)
     while True:
         try:
