@@ -9,6 +9,7 @@ What can be found wrong without the model is found before it is built. Every ran
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from llmtrain.data.loader import RankStep, TrainLoader
 from llmtrain.data.tokenizer import load_tokenizer
 from llmtrain.data.training_data import check_counts, describe_counts
 from llmtrain.dist.runtime import Dist
-from llmtrain.engine import Engine, construction_context, deepspeed_config, deepspeed_notes
+from llmtrain.engine import ConstructionContext, Engine, construction_context, deepspeed_config, deepspeed_notes
 from llmtrain.errors import ConfigError, Problem
 from llmtrain.evaluation import Agreed, Evaluation
 from llmtrain.flops import model_flops_utilization, peak_flops
@@ -39,6 +40,8 @@ from llmtrain.tracking import Console, RunFolder, RunInfo, build_trackers, track
 from llmtrain.tracking.base import NullTracker, Trackers
 from llmtrain.tracking.run_folder import Status
 
+ModelBuilder = Callable[[Config, Any], Any]
+"""(configuration, transformers' configuration of the model) to the model: `llmtrain.models.build_model`, or one's own."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -207,7 +210,9 @@ class Resume:
         return {"lanes": lanes, "fingerprint": self.state["fingerprint"], "num_lanes": self.num_lanes}
 
 
-def build_parts(loaded: LoadedConfig, dist: Dist, folder: RunFolder, console: Console) -> Parts:
+def build_parts(
+    loaded: LoadedConfig, dist: Dist, folder: RunFolder, console: Console, model_builder: ModelBuilder = build_model
+) -> Parts:
     """All parts of the run; every rank calls it, once the folder is claimed.
 
     Raises:
@@ -225,7 +230,9 @@ def build_parts(loaded: LoadedConfig, dist: Dist, folder: RunFolder, console: Co
     model_config = resolve_model_config(config, tokenizer)
     facts = model_facts(config, model_config)
     loader = TrainLoader(config, tokenizer, task, plan, dist.rank, state=resume.loader_state)
-    engine = _build_engine(config, model_config, ds_config, plan, dist, console)
+    with construction_context(ds_config) as context:
+        model = model_builder(config, model_config)
+    engine = _build_engine(config, model, ds_config, plan, dist, console, context)
     files = ModelFiles.of(engine.module, tokenizer, DTYPES[config.precision])
     store = CheckpointStore(
         folder.checkpoints,
@@ -281,14 +288,18 @@ def check_start(config: Config, dist: Dist) -> None:
 
 
 def _build_engine(
-    config: Config, model_config: Any, ds_config: dict[str, Any], plan: BatchPlan, dist: Dist, console: Console
+    config: Config,
+    model: Any,
+    ds_config: dict[str, Any],
+    plan: BatchPlan,
+    dist: Dist,
+    console: Console,
+    context: ConstructionContext,
 ) -> Engine:
-    if config.run.deterministic:
-        torch.use_deterministic_algorithms(True)
-    with construction_context(ds_config) as context:
-        model = build_model(config, model_config)
     for line in apply_kernels(model, config.kernels):
         console.say(line)
+    if config.run.deterministic:
+        torch.use_deterministic_algorithms(True)
     # The weights came from a generator of their own; what follows (dropout) differs between ranks.
     _seed_rank(config.run.seed, dist.rank)
     return Engine.create(model, config, ds_config, plan, dist.device, context)

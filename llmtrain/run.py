@@ -16,25 +16,34 @@ from pathlib import Path
 from llmtrain.callbacks import Callback
 from llmtrain.config import LoadedConfig
 from llmtrain.config.schema import Config
-from llmtrain.construction import Parts, build_parts, check_start
+from llmtrain.construction import ModelBuilder, Parts, build_parts, check_start
 from llmtrain.dist.facts import RankFacts
 from llmtrain.dist.processes import leave
 from llmtrain.dist.runtime import Dist
 from llmtrain.dist.signals import StopRequest
 from llmtrain.errors import ExitStatus, Interrupted, LlmtrainError
+from llmtrain.models import build_model
 from llmtrain.tracking import Console, RunFolder, build_console
 from llmtrain.tracking.run_folder import Status
 from llmtrain.trainer import Trainer
 
 
-def run(loaded: LoadedConfig, facts: RankFacts, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> ExitStatus:
+def run(
+    loaded: LoadedConfig,
+    facts: RankFacts,
+    stop: StopRequest,
+    callbacks: Sequence[Callback] = (),
+    model_builder: ModelBuilder = build_model,
+) -> ExitStatus:
     """Train as the configuration says, on this rank; how it ended.
+
+    `callbacks` and `model_builder` are where a user's own code joins.
 
     A failure does not return: the process ends here, because what is left of torch's process groups may wait for ranks
     that are gone.
     """
     console = build_console(facts.rank == 0)
-    session = Session(loaded, console)
+    session = Session(loaded, console, callbacks, model_builder)
     try:
         dist = Dist.start(
             facts,
@@ -46,7 +55,7 @@ def run(loaded: LoadedConfig, facts: RankFacts, stop: StopRequest, callbacks: Se
         console.say(str(error))
         return ExitStatus.INTERRUPTED
     try:
-        ending = session.train(dist, stop, callbacks)
+        ending = session.train(dist, stop)
         dist.close()
     except BaseException as error:  # noqa: BLE001  (every rank must hear of it, and none may wait in a destructor)
         failure = dist.fail(error)
@@ -68,15 +77,23 @@ class Ending:
 class Session:
     """What is known of the run so far; `record_failure` may be called at any moment, from another thread."""
 
-    def __init__(self, loaded: LoadedConfig, console: Console) -> None:
+    def __init__(
+        self,
+        loaded: LoadedConfig,
+        console: Console,
+        callbacks: Sequence[Callback] = (),
+        model_builder: ModelBuilder = build_model,
+    ) -> None:
         self.loaded = loaded
+        self.callbacks = callbacks
+        self.model_builder = model_builder
         self.config: Config = loaded.config
         self.console = console
         self.folder = RunFolder.of(self.config.run)
         self.parts: Parts | None = None
         self._is_claimed = False
 
-    def train(self, dist: Dist, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> Ending:
+    def train(self, dist: Dist, stop: StopRequest) -> Ending:
         """Build and fit; write down how it ended, unless it failed."""
         check_start(self.config, dist)
         needed = [Path(self.config.model.init_from)] if self.config.model.init_from else []
@@ -85,9 +102,9 @@ class Session:
             self.console.say(f"nothing to train: {reason}")
             return Ending("done", reason, ExitStatus.DONE)
         self._is_claimed = True
-        self.parts = build_parts(self.loaded, dist, self.folder, self.console)
+        self.parts = build_parts(self.loaded, dist, self.folder, self.console, self.model_builder)
         try:
-            reason = Trainer(self.parts, stop, callbacks).fit()
+            reason = Trainer(self.parts, stop, self.callbacks).fit()
         except Interrupted as error:
             ending = Ending("interrupted", str(error), ExitStatus.INTERRUPTED)
         else:

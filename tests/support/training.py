@@ -96,9 +96,9 @@ def train_loaded(loaded: LoadedConfig, callbacks: Sequence[Callback] = ()) -> Ou
 
     stop = StopRequest()
     dist = Dist.adopt(stop=stop)
-    session = Session(loaded, build_console(False))
+    session = Session(loaded, build_console(False), callbacks)
     try:
-        return Outcome(session.train(dist, stop, callbacks).reason)
+        return Outcome(session.train(dist, stop).reason)
     except LlmtrainError as error:
         if dist.is_main:
             session.record_failure(str(error))
