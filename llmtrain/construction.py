@@ -41,7 +41,7 @@ from llmtrain.tracking.base import NullTracker, Trackers
 from llmtrain.tracking.run_folder import Status
 
 ModelBuilder = Callable[[Config, Any], Any]
-"""(configuration, transformers' configuration of the model) to the model: `llmtrain.models.build_model`, or one's own."""
+"""(configuration, transformers' configuration of the model) to the model; `build_model`, or one's own."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

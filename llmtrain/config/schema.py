@@ -236,7 +236,9 @@ class OptimizerConfig(Section):
     adam_beta1: Annotated[Float, Field(ge=0, lt=1)] = Field(
         0.9, description="Decay rate of the first moment (adamw, lion; momentum of muon is 0.95)."
     )
-    adam_beta2: Annotated[Float, Field(ge=0, lt=1)] = Field(0.999, description="Decay rate of the second moment.")
+    adam_beta2: Annotated[Float, Field(ge=0, lt=1)] = Field(
+        0.999, description="Decay rate of adamw's second moment; of lion's momentum, where 0.99 is usual."
+    )
     adam_epsilon: PositiveFloat = Field(1e-8, description="Added to the denominator of AdamW.")
     max_grad_norm: NonNegativeFloat = Field(
         1.0, description="Clip the global gradient norm to this; 0 switches clipping off."

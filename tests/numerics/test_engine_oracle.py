@@ -1,4 +1,4 @@
-"""The engine against a plain PyTorch loop: losses, gradient norms, weights, however the batch is split and the state cut.
+"""The engine against a plain PyTorch loop: losses, gradient norms and weights, however batch and state are split.
 
 The oracle is one process with whole batches and torch's AdamW. A few combinations run by default, all of them under the
 marker `verify`.
@@ -134,6 +134,20 @@ def test_bf16_gradients_accumulate_in_fp32(one_rank: RankPool) -> None:
     }
     assert error_of["split"] < 3e-3, error_of
     assert split.outcomes[0].grad_norm != in_bf16.outcomes[0].grad_norm, error_of
+
+
+@pytest.mark.parametrize(("optimizer", "max_grad_norm"), [("adamw", 1.0), ("muon", 0.0)])
+def test_a_model_that_was_built_in_pieces_trains_as_a_whole_one(
+    optimizer: str, max_grad_norm: float, two_ranks: RankPool
+) -> None:
+    """ZeRO-3's construction, where a parameter is an empty placeholder while the optimizer's groups are made."""
+    whole = Scenario(stage=3, optimizer=optimizer, max_grad_norm=max_grad_norm, num_steps=2)
+    expected = two_ranks.run(train_on_ranks, whole)
+    trained = two_ranks.run(train_on_ranks, replace(whole, is_built_in_pieces=True))
+    for rank, expected_of_rank in zip(trained, expected, strict=True):
+        np.testing.assert_allclose(rank.loss_sums, expected_of_rank.loss_sums, rtol=FP32_TOLERANCE)
+    for name, weights in expected[0].weights[-1].items():
+        np.testing.assert_allclose(trained[0].weights[-1][name], weights, atol=FP32_TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize(("optimizer", "max_grad_norm"), [("lion", 1.0), ("muon", 0.0)])

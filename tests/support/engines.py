@@ -39,6 +39,8 @@ class Scenario:
     labels: str = "uneven"
     poison_step: int | None = None
     """At this step (from 0) the loss of the last rank is NaN."""
+    is_built_in_pieces: bool = False
+    """At stage 3 the model is built within `deepspeed.zero.Init`."""
     deepspeed: dict[str, Any] = field(default_factory=dict)
     zero: dict[str, Any] = field(default_factory=dict)
 
@@ -101,6 +103,20 @@ def make_model() -> nn.Module:
             eos_token_id=None,
         )
     )
+
+
+def _make_model_in_pieces(ds_config: dict[str, Any]) -> nn.Module:
+    import deepspeed
+
+    whole = dict(make_model().named_parameters())
+    with deepspeed.zero.Init(config_dict_or_path=ds_config):
+        model = make_model()
+    for name, parameter in model.named_parameters():
+        assert parameter.numel() == 0, f"{name} is not partitioned"
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
+            if parameter.numel():
+                parameter.copy_(whole[name])
+    return model
 
 
 def global_batch(step: int, labels: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -169,7 +185,7 @@ def train_on_ranks(scenario: Scenario) -> Trained:
     plan = plan_batches(config.batch, world_size, None)
     ds_config = deepspeed_config(config, plan, "cpu")
     with construction_context(ds_config) as context:
-        model = make_model()
+        model = _make_model_in_pieces(ds_config) if scenario.is_built_in_pieces else make_model()
     if scenario.optimizer == "muon":
         # DeepSpeed compiles Muon's update with torch.compile, which takes minutes on CPU.
         torch.compiler.set_stance("force_eager")

@@ -15,6 +15,7 @@ import cpuinfo  # noqa: E402
 import deepspeed.comm  # noqa: E402  (the line above sets what it prints)
 import torch  # noqa: E402
 
+from llmtrain.dist import runtime  # noqa: E402
 from llmtrain.dist.process_group import switch_off_shared_memory  # noqa: E402
 from tests.support.ranks import connect  # noqa: E402
 
@@ -27,6 +28,8 @@ def main() -> None:
     switch_off_shared_memory()
     # DeepSpeed's CPU optimizers ask at each construction, which starts processes of its own for a second.
     cpuinfo.get_cpu_info = functools.cache(cpuinfo.get_cpu_info)
+    # Each gloo group keeps threads that wake all the time: hundreds of runs in one process share llmtrain's two.
+    runtime.new_groups = functools.cache(runtime.new_groups)
     deepspeed.comm.init_distributed("gloo", timeout=datetime.timedelta(seconds=120), verbose=False)
     while True:
         try:
