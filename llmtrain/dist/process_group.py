@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import math
 import os
+import shutil
 import socket
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +125,9 @@ def _export(facts: RankFacts) -> None:
         MASTER_ADDR=facts.master_addr,
         MASTER_PORT=str(facts.master_port),
     )
+    if shutil.which("ninja") is None:
+        # DeepSpeed compiles its ops by ninja, which pip puts beside the interpreter of an environment.
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     if facts.is_one_host:
         # gloo would take the address that the host's name resolves to, which need not be reachable (a laptop, a VPN).
         interfaces = {name for _, name in socket.if_nameindex()}
