@@ -21,7 +21,7 @@ PLACES = [(0, False), (1, False), (2, False), (3, False), (1, True), (2, True), 
 DEFAULT = [
     *((stage, offload, 2, 2) for stage, offload in PLACES),
     *((stage, offload, 1, 4) for stage, offload in ((0, False), (2, False), (3, False), (2, True))),
-    *((stage, False, 2, 1) for stage in (0, 1, 2, 3)),
+    *((stage, False, 2, 1) for stage in (0, 2, 3)),
 ]
 """ZeRO stage, optimizer offload, ranks, accumulation."""
 ALL = [(stage, offload, ranks, acc) for (stage, offload), ranks, acc in product(PLACES, (1, 2), (1, 2, 4))]
@@ -163,7 +163,7 @@ def test_other_optimizers_do_the_same_at_every_stage(
         np.testing.assert_allclose(losses, reference.loss_sums, rtol=FP32_TOLERANCE, err_msg=f"stage {stage}")
 
 
-@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 0), ("bf16", 1)])
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("bf16", 1)])
 def test_muon_clips_the_gradient_where_it_may_be_clipped(precision: str, stage: int, two_ranks: RankPool) -> None:
     """The norm that is reported is the gradient's, as with AdamW."""
     trained = two_ranks.run(train_on_ranks, Scenario(optimizer="muon", precision=precision, stage=stage, num_steps=1))[
