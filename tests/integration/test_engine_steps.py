@@ -43,7 +43,7 @@ def _cases() -> Iterator[Any]:
         yield pytest.param(precision, stage, offload, marks=[pytest.mark.verify] if is_slow else [])
 
 
-@pytest.mark.parametrize(("precision", "stage", "offload"), _cases())
+@pytest.mark.parametrize(("precision", "stage", "offload"), list(_cases()))
 def test_a_bad_step_changes_nothing_and_the_next_one_is_fine(
     precision: str, stage: int, offload: bool, two_ranks: RankPool
 ) -> None:
