@@ -26,6 +26,7 @@ class Use(IntEnum):
     PIECES_OF_STREAM = 0
     BLOCK = 1
     JITTER = 2
+    TIES = 3
 
 
 def random_words(num_words: int, *key: int) -> npt.NDArray[np.uint64]:
@@ -72,7 +73,8 @@ def is_level(sizes: Sequence[int], num_lanes: int) -> bool:
 class RowDealer:
     """Deals rows to the lane with the fewest bytes so far; on ties to the one that comes first from lane `first` on.
 
-    `first` differs between epochs: where there are few rows of one size, no lane has the same ones in every epoch.
+    `first` is drawn anew for each epoch: where there are few rows of one size, no lane has the same ones in every
+    epoch. (Taken in turn it can keep step with the rows, so that a lane gets none but the empty ones for ever.)
     """
 
     def __init__(self, num_bytes: Sequence[int], first: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmtrain.data.order import RowDealer, Use, deal_pieces, is_level, jitter_factors, permutation
+from llmtrain.data.order import RowDealer, Use, deal_pieces, is_level, jitter_factors, permutation, random_words
 from llmtrain.data.records import Row
 from llmtrain.data.sources import Shard
 from llmtrain.errors import DataError
@@ -187,7 +187,8 @@ class Stream:
         """None where the stream has one lane."""
         if not self._corpus.is_shared:
             return None
-        return RowDealer(start.num_bytes or (0,) * self._corpus.num_lanes, first=start.epoch)
+        first = int(random_words(1, *self._corpus.key(Use.TIES, start.epoch))[0] >> 1)
+        return RowDealer(start.num_bytes or (0,) * self._corpus.num_lanes, first)
 
     def _read_block(
         self, rows: Iterator[tuple[int, Row]], start: BlockStart, dealer: RowDealer | None
