@@ -4,10 +4,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-config=configs/quickstart.yaml task=causal_lm tokenizer=sample-data/tokenizer
+config=configs/quickstart.yaml task=causal_lm tokenizer=sample-data/tokenizer vocab_size=4096
 if [ "${1:-}" = bert ]; then
     shift
-    config=configs/quickstart_bert.yaml task=masked_lm tokenizer=sample-data/tokenizer-bert
+    config=configs/quickstart_bert.yaml task=masked_lm tokenizer=sample-data/tokenizer-bert vocab_size=8192
 fi
 
 scripts/setup_venv.sh
@@ -15,7 +15,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 llmtrain sample-data sample-data
 if [ ! -e "$tokenizer/tokenizer.json" ]; then
-    llmtrain tokenizer train --files sample-data/train.jsonl --out "$tokenizer" --vocab-size 4096 --task "$task"
+    llmtrain tokenizer train --files sample-data/train.jsonl --out "$tokenizer" --vocab-size "$vocab_size" --task "$task"
 fi
 
 launch=()
