@@ -31,7 +31,7 @@ from llmtrain.data.training_data import check_counts, describe_counts
 from llmtrain.dist.runtime import Dist
 from llmtrain.engine import ConstructionContext, Engine, construction_context, deepspeed_config, deepspeed_notes
 from llmtrain.errors import ConfigError, Problem
-from llmtrain.evaluation import Agreed, Evaluation
+from llmtrain.evaluation import Agreed, Evaluation, token_losses_of
 from llmtrain.flops import model_flops_utilization, peak_flops
 from llmtrain.models import ModelFacts, apply_kernels, build_model, model_facts, resolve_model_config
 from llmtrain.progress import Progress, total_steps
@@ -207,7 +207,7 @@ class Resume:
         if self.state is None:
             return None
         lanes = {int(lane): state for lane, state in self.state["lanes"].items()}
-        return {"lanes": lanes, "fingerprint": self.state["fingerprint"], "num_lanes": self.num_lanes}
+        return {"lanes": lanes, "fingerprint": self.state["fingerprint"]}
 
 
 def build_parts(
@@ -324,17 +324,13 @@ def _build_evaluation(config: Config, tokenizer: Any, task: Task, engine: Engine
         agreed = agreement.wait()
         return Agreed(agreed.any_sequence, agreed.stop_requested)
 
-    def token_losses(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        output = task.loss(engine.forward_model, {name: tensor.to(dist.device) for name, tensor in batch.items()})
-        return output.loss_sum, output.num_supervised_tokens
-
     def sum_over_ranks(figures: list[float]) -> list[float]:
         return [float(value) for value in dist.all_reduce_sum(torch.tensor(figures, dtype=torch.float64))]
 
     return Evaluation(
         module=engine.deepspeed,
         sets=eval_sets(config, tokenizer, task, dist.rank, dist.world_size),
-        token_losses=token_losses,
+        token_losses=token_losses_of(task, engine.forward_model, dist.device),
         agree=agree,
         sum_over_ranks=sum_over_ranks,
         max_batches=config.eval.max_batches,

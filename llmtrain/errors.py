@@ -87,7 +87,7 @@ class ConfigError(LlmtrainError):
 
     def with_origins(self, origin_of: Callable[[str], str]) -> ConfigError:
         """The same error with the origin of each path filled in, by `origin_of(path)`, where it is missing."""
-        return ConfigError([p if p.origin else replace(p, origin=origin_of(p.path)) for p in self.problems])
+        return type(self)([p if p.origin else replace(p, origin=origin_of(p.path)) for p in self.problems])
 
 
 class HubUnreachableError(ConfigError):

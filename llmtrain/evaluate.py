@@ -11,7 +11,7 @@ import transformers
 from llmtrain.config.schema import Config
 from llmtrain.data.evaluation import eval_sets
 from llmtrain.errors import ConfigError, Problem
-from llmtrain.evaluation import Agreed, Evaluation
+from llmtrain.evaluation import Agreed, Evaluation, token_losses_of
 from llmtrain.generate import load_folder_config
 from llmtrain.models.meta import auto_class
 from llmtrain.tasks import build_task
@@ -33,14 +33,10 @@ def evaluate_folder(folder: Path, config: Config) -> Sequence[EvalReport]:
     kernel = config.model.attn_implementation
     model = auto_class(config.model.task).from_pretrained(folder, attn_implementation=kernel).to(device)
 
-    def token_losses(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        output = task.loss(model, {name: tensor.to(device) for name, tensor in batch.items()})
-        return output.loss_sum, output.num_supervised_tokens
-
     evaluation = Evaluation(
         module=model,
         sets=eval_sets(config, tokenizer, task, rank=0, world_size=1),
-        token_losses=token_losses,
+        token_losses=token_losses_of(task, model, device),
         agree=lambda has_sequence: Agreed(has_sequence, stop_requested=False),
         sum_over_ranks=lambda figures: figures,
         max_batches=config.eval.max_batches,

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -76,6 +76,25 @@ def evaluate_set(
     loss_sum, num_tokens = sum_over_ranks([loss_sum, num_tokens])
     loss = loss_sum / num_tokens if num_tokens else math.nan
     return SetLoss(loss, int(num_tokens), stopped)
+
+
+class HasLoss(Protocol):
+    """What `token_losses_of` needs of a task (`llmtrain.tasks.base.Task`)."""
+
+    def loss(self, model: Callable[..., Any], batch: dict[str, torch.Tensor]) -> Any:
+        """The batch's `loss_sum` and `num_supervised_tokens`."""
+
+
+def token_losses_of(
+    task: HasLoss, model: Callable[..., Any], device: torch.device
+) -> Callable[[dict[str, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]]:
+    """A batch, wherever it is, to the sum of its token losses and the number of its supervised tokens."""
+
+    def token_losses(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        output = task.loss(model, {name: tensor.to(device) for name, tensor in batch.items()})
+        return output.loss_sum, output.num_supervised_tokens
+
+    return token_losses
 
 
 @dataclass(frozen=True)

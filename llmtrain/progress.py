@@ -113,8 +113,8 @@ def save_is_due(config: Config, progress: Progress, *, epoch_ended: bool, run_en
     """Whether the step that was just done is to be saved.
 
     A run that saves nothing by itself still saves its end where it was interrupted before: its newest checkpoint is
-    then its end, and resuming it trains nothing. While steps are bad nothing is saved but the end: what is due then
-    follows after the next good step.
+    then its end, and resuming it trains nothing. While steps are bad nothing is saved but the end; a save by steps that
+    was due meanwhile follows after the next good step.
     """
     strategy, last = config.checkpoint.save_strategy, progress.last_saved_step
     if last == progress.step or (progress.bad_steps_in_a_row and not run_ended):

@@ -21,7 +21,7 @@ from llmtrain.dist.facts import RankFacts
 from llmtrain.dist.processes import leave
 from llmtrain.dist.runtime import Dist
 from llmtrain.dist.signals import StopRequest
-from llmtrain.errors import ExitStatus, Interrupted, LlmtrainError
+from llmtrain.errors import ConfigError, ExitStatus, Interrupted, LlmtrainError
 from llmtrain.models import build_model
 from llmtrain.tracking import Console, RunFolder, build_console
 from llmtrain.tracking.run_folder import Status
@@ -94,7 +94,17 @@ class Session:
         self._is_claimed = False
 
     def train(self, dist: Dist, stop: StopRequest) -> Ending:
-        """Build and fit; write down how it ended, unless it failed."""
+        """Build and fit; write down how it ended, unless it failed.
+
+        Raises:
+            LlmtrainError: it failed; a ConfigError names the origin of each key.
+        """
+        try:
+            return self._train(dist, stop)
+        except ConfigError as error:
+            raise error.with_origins(self.loaded.provenance.origin_of) from error
+
+    def _train(self, dist: Dist, stop: StopRequest) -> Ending:
         check_start(self.config, dist)
         needed = [Path(self.config.model.init_from)] if self.config.model.init_from else []
         self.folder.prepare(self.config.run, rank=dist.rank, all_gather=dist.all_gather_objects, needed=needed)

@@ -1,4 +1,4 @@
-"""A run from its configuration to its model: the order of construction, and the loop.
+"""The loop of a run, from its first step to its exported model. `construction.py` makes the parts that it moves.
 
 A step goes through these stages:
 
@@ -25,7 +25,6 @@ from llmtrain.callbacks import Callback
 from llmtrain.config import parse_duration
 from llmtrain.construction import Parts
 from llmtrain.data.loader import RankStep
-from llmtrain.dist.agreement import Agreed
 from llmtrain.dist.signals import StopRequest
 from llmtrain.engine import StepOutcome
 from llmtrain.errors import Interrupted, TrainingError
@@ -56,7 +55,7 @@ class StepResult:
 
 
 class Trainer:
-    """One run on one rank. `fit` trains it to its end; `run` (below) adds how a process starts and ends."""
+    """One run on one rank. `fit` trains it to its end; `run.py` adds how a process starts and ends."""
 
     def __init__(self, parts: Parts, stop: StopRequest, callbacks: Sequence[Callback] = ()) -> None:
         self.parts = parts
@@ -75,7 +74,6 @@ class Trainer:
         )
         self._upcoming: RankStep | None = None
         self._fetch_error: Exception | None = None
-        self._is_posted = False
         self._last: StepResult | None = None
         self._last_logged_step = self.progress.step
 
@@ -117,9 +115,9 @@ class Trainer:
         if stop_at_step and self.progress.step >= stop_at_step:
             self._interrupt(f"run.stop_at_step={stop_at_step} reached")
         self._meter.start()
-        if not self._is_posted:
+        if not self._agreement.is_posted:
             self._fetch_and_post()
-        agreed = self._wait_for_agreement()
+        agreed = self._agreement.wait()
         if agreed.any_failed:
             self._end_on_failed_fetch()
         if agreed.stop_requested:
@@ -143,11 +141,6 @@ class Trainer:
             stop_requested=self._wants_to_stop(),
             failed=data is None,
         )
-        self._is_posted = True
-
-    def _wait_for_agreement(self) -> Agreed:
-        self._is_posted = False
-        return self._agreement.wait()
 
     def _train_step(self, step: Step) -> None:
         progress = self.progress
@@ -243,6 +236,9 @@ class Trainer:
         return is_best
 
     def _save(self) -> None:
+        """Save the step that was just done, unless it is saved already."""
+        if self.progress.last_saved_step == self.progress.step:
+            return
         self._meter.stop()
         if self.progress.bad_steps_in_a_row and not self.parts.weights_are_finite():
             raise TrainingError(f"the weights are not finite after step {self.progress.step}: nothing of it was saved")
@@ -285,8 +281,8 @@ class Trainer:
 
     def _finish(self, end: str) -> None:
         self._report_step()
-        if self._is_posted:
-            self._wait_for_agreement()
+        if self._agreement.is_posted:
+            self._agreement.wait()
         for callback in self.callbacks:
             callback.on_end(end)
         self.parts.export_final()
@@ -304,16 +300,14 @@ class Trainer:
     def _interrupt(self, reason: str) -> NoReturn:
         """Save what was trained since the last checkpoint and leave; never returns."""
         self._report_step()
-        if self._is_posted:
-            self._wait_for_agreement()
-        if self.progress.step and self.progress.last_saved_step != self.progress.step:
-            self._save()
+        if self._agreement.is_posted:
+            self._agreement.wait()
+        self._save()
         raise Interrupted(f"interrupted after step {self.progress.step}: {reason}")
 
     def _end_on_failed_fetch(self) -> NoReturn:
         """All ranks are between two steps: keep the work, then fail. Never returns."""
-        strategy = self.config.checkpoint.save_strategy
-        if self.progress.step and strategy != "no" and self.progress.last_saved_step != self.progress.step:
+        if self.config.checkpoint.save_strategy != "no":
             self._save()
         if self._fetch_error is not None:
             raise self._fetch_error

@@ -16,7 +16,7 @@ from llmtrain.dist.facts import RankFacts, rank_facts
 from llmtrain.dist.launcher import watch_launcher
 from llmtrain.dist.quiet import quiet_dependencies
 from llmtrain.dist.signals import StopRequest, install_signal_handlers
-from llmtrain.errors import LlmtrainError
+from llmtrain.errors import ConfigError, LlmtrainError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,9 +68,11 @@ def _train(parsed: argparse.Namespace, facts: RankFacts, stop: StopRequest) -> i
     if parsed.dry_run:
         from llmtrain.dry_run import describe
 
-        if facts.rank == 0:
-            for line in describe(loaded, parsed.world_size or facts.world_size):
+        try:
+            for line in describe(loaded, parsed.world_size or facts.world_size) if facts.rank == 0 else ():
                 print(line)
+        except ConfigError as error:
+            raise error.with_origins(loaded.provenance.origin_of) from error
         return 0
     watch_launcher(stop)
     from llmtrain.run import run
